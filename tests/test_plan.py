@@ -68,7 +68,7 @@ def test_tokens_until_a_loss_are_those_of_the_run_that_anchors_them():
     assert tokens_until("25e9", gpt2) == 25e9
 
 
-def test_this_machine_is_planned_by_rates_that_are_measured(monkeypatch, capsys, optimized):
+def test_this_machine_is_planned_by_rates_that_are_measured(monkeypatch, capsys):
     monkeypatch.setattr(target, "BUDGET", 0.01)
     monkeypatch.setattr(target, "WIDTHS", target.WIDTHS[1:4])
     monkeypatch.setattr(target, "LENGTHS", target.LENGTHS[1:4])

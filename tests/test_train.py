@@ -168,7 +168,7 @@ def test_nanogpts_characters_train_and_sample(tiny, tmp_path, capsys):
         (tmp_path / "bins" / f"{split}.bin").write_bytes((np.arange(300) % 3).astype("<u2").tobytes())
     meta = {"vocab_size": 3, "stoi": {"a": 0, "b": 1, "c": 2}, "itos": {0: "a", 1: "b", 2: "c"}}
     (tmp_path / "bins" / "meta.pkl").write_bytes(pickle.dumps(meta))
-    train.main(tiny(tmp_path / "out", dataset=tmp_path / "bins", max_iters=60))
+    train.main(tiny(tmp_path / "out", dataset=tmp_path / "bins", max_iters=60, eval_interval=60))
     capsys.readouterr()
     options = ["--start=ab", "--num_samples=1", "--max_new_tokens=7", "--temperature=0", "--device=cpu"]
     sample.main([f"--out_dir={tmp_path / 'out'}", *options])

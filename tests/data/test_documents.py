@@ -256,5 +256,8 @@ def test_each_command_prepares_ones_own_files(tmp_path, source, tokenizer_json, 
     assert done.returncode == 0, done.stderr
     assert "50 documents" in done.stdout
     assert stories(tmp_path / "mine") == sorted(TEXTS[:50])
-    missing = run_python(*words, "--source=none.jsonl", cwd=tmp_path)
-    assert (missing.returncode, missing.stderr) == (2, "error: --source=none.jsonl: no such file\n")
+
+
+def test_files_that_are_not_there_are_named(tmp_path, tokenizer_json):
+    words = ["--source=none.jsonl", f"--to={tmp_path / 'set'}", f"--tokenizer={tokenizer_json}"]
+    assert refusal(prepare, words) == "--source=none.jsonl: no such file"

@@ -41,7 +41,8 @@ from tests.helpers import (
 from training.state import create_state, model_config
 
 MESH = "data:2,fsdp:2,tensor:2"
-RUN = {"mesh": MESH, "max_iters": 30, "eval_interval": 10, "eval_iters": 1, "dropout": 0.1}
+STEPS = 12
+RUN = {"mesh": MESH, "max_iters": STEPS, "eval_interval": 4, "eval_iters": 1, "dropout": 0.1}
 
 
 def launch(argv, devices=4, environments=({}, {}), program=("train.py",)) -> list[subprocess.Popen]:
@@ -75,7 +76,7 @@ def finished(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     return results
 
 
-# Connects, with "train" by a whole run, and reads the checkpoint of iteration 30: this process's parts.
+# Connects, with "train" by a whole run, and reads the last checkpoint: this process's parts.
 RESTORE = """
 import pickle, sys
 import jax, numpy as np
@@ -91,8 +92,9 @@ options = parse_options(argv)
 train.main(argv) if what == "train" else connect(options)
 with jax.set_mesh(make_mesh(options.mesh)):
     run = Checkpoints(options.out_dir)
-    shapes = state_shapes(model_config(options, run.manifest(30).vocab_size), options)
-    arrays = arrays_by_name(run.restore(30, shapes))
+    last = run.latest()
+    shapes = state_shapes(model_config(options, run.manifest(last).vocab_size), options)
+    arrays = arrays_by_name(run.restore(last, shapes))
 pieces = [(name, piece) for name, x in arrays.items() for piece in x.addressable_shards]
 with open(to, "wb") as file:
     pickle.dump([(name, piece.index, np.asarray(piece.data)) for name, piece in pieces], file)
@@ -126,7 +128,7 @@ def two(tiny, folder):
         program=("-c", RESTORE),
     )
     (_, first, _), (_, second, errors) = finished(processes)
-    assert "the last at iter 30" in first
+    assert f"the last at iter {STEPS}" in first
     assert "iter" not in second + errors and "parameters" not in second  # only process 0 speaks
     return folder / "two"
 
@@ -148,16 +150,16 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(one, two):
 
 
 def test_and_they_end_at_the_same_weights(one, two):
-    options = Checkpoints(str(one)).manifest(30).options
+    options = Checkpoints(str(one)).manifest(STEPS).options
     start = named_arrays(create_state(model_config(options, 28), options).model)
 
     def way(out):
         """Return the change from the first weights to the last, as one vector."""
-        end = saved_state(out, 30)
+        end = saved_state(out, STEPS)
         return np.concatenate([(end[f"model.{name}"] - x).ravel() for name, x in start.items()])
 
     # Of every step's gradients the roundings above, each way.
-    assert np.linalg.norm(way(one) - way(two)) < 30 * 16 * 2**-24 * np.linalg.norm(way(one))
+    assert np.linalg.norm(way(one) - way(two)) < STEPS * 16 * 2**-24 * np.linalg.norm(way(one))
 
 
 @pytest.mark.slow
@@ -167,7 +169,7 @@ def test_two_processes_of_one_device_train_as_one_of_two_to_the_bit(tiny, tmp_pa
     train.main(tiny(tmp_path / "one", **changes))
     finished(processes)
     assert losses(tmp_path / "one") == losses(tmp_path / "two")
-    assert_same_bits(saved_state(tmp_path / "one", 30), saved_state(tmp_path / "two", 30))
+    assert_same_bits(saved_state(tmp_path / "one", STEPS), saved_state(tmp_path / "two", STEPS))
 
 
 @pytest.mark.slow
@@ -195,9 +197,9 @@ def test_killed_both_they_go_on_to_the_same_bits(tiny, two, folder):
     for process in processes:
         process.kill()
     assert [status for status, _, _ in ended(processes)] == [-signal.SIGKILL] * 2
-    assert newest_checkpoint(out) < 30
+    assert newest_checkpoint(out) < STEPS
     finished(launch_run(tiny(out, **RUN, init_from="resume")))
-    assert_same_bits(saved_state(out, 30), saved_state(two, 30))
+    assert_same_bits(saved_state(out, STEPS), saved_state(two, STEPS))
     assert losses(out) == losses(two)
 
 
@@ -316,7 +318,7 @@ def test_checkpoint_of_one_or_two_processes_is_the_same_read_by_one_or_two(run, 
         to, words = tmp_path, tiny(out, **RUN)
         argvs = [[restored(to, i), "only read", *words, *where(i, port)] for i in range(2)]
         finished(launch(argvs.__getitem__, program=("-c", RESTORE)))
-    state = saved_state(out, 30)
+    state = saved_state(out, STEPS)
     for i in range(2):
         parts = pickle.loads(Path(restored(to, i)).read_bytes())
         assert {name for name, _, _ in parts} == set(state)

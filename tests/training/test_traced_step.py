@@ -9,7 +9,7 @@ import json, sys
 import jax, numpy as np
 from config.options import parse_options
 from parallel.mesh import make_mesh
-from training.state import create_state, model_config
+from training.state import model_config, state_shapes
 from training.step import train_step
 
 options, root = parse_options(["config/quickstart.py"]), sys.argv[1]
@@ -23,7 +23,7 @@ def profile(frame, event, _):
         entered.add(code)
 
 with jax.set_mesh(make_mesh("data:1")):
-    state = create_state(model_config(options, 96), options)
+    state = state_shapes(model_config(options, 96), options)
     sys.setprofile(profile)
     jax.eval_shape(lambda state: train_step(state, batch, batch, options), state)  # traces, and runs nothing
     sys.setprofile(None)

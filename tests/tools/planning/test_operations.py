@@ -24,8 +24,8 @@ TINY = Options(
 
 
 @pytest.fixture
-def compiled(optimized):
-    """`compiled(function, *shapes)` is a function's program, as a user's run compiles it."""
+def compiled():
+    """`compiled(function, *shapes)` is a function's program. That of a user's run has the same operations."""
 
     def compile(function, *shapes):
         arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -94,7 +94,7 @@ def test_an_array_that_is_updated_in_place_is_written_where_it_is_updated(compil
 @pytest.mark.parametrize(
     "changes", [{"unroll": 1}, *slowly({}, {"mlp": "gelu", "n_kv_head": 2, "position": "rope"})]
 )
-def test_a_training_step_has_the_flops_of_the_formula(changes, optimized):
+def test_a_training_step_has_the_flops_of_the_formula(changes):
     options = replace(TINY, **changes)
     with jax.set_mesh(make_mesh("data:1")):
         config = model_config(options, vocab_size=40)

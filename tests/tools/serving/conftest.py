@@ -25,9 +25,9 @@ def save_random(folder, tokenizer, seed=1337, **shape):
     return save_run(folder, state, Manifest(options, tokenizer.vocab_size, tokenizer.description, None))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """A run that has trained, with several checkpoints."""
+    """A run that has trained, with several checkpoints. Not to be changed."""
     return train_run(tmp_path_factory.mktemp("trained"))
 
 
@@ -50,22 +50,36 @@ def char_run(tmp_path_factory):
     return save_random(tmp_path_factory.mktemp("runs") / "chars", tokenizer)
 
 
+@pytest.fixture(scope="module")
+def kept_open(browser):
+    """A page that stays open: those that open beside it take over its process, at half the CPU time."""
+    context = browser.new_context()
+    yield context.new_page()
+    context.close()
+
+
 @pytest.fixture
-def open_page(browser, server):
+def open_page(browser, kept_open, server):
     """`open_page(view, ...)` opens the page; afterwards what it asked for and logged is looked at:
     it asks no other host and logs no error.
 
-    It has an example to begin with, or no text if `empty`.
+    It has an example to begin with, or no text if `empty`. A second page knows nothing of the first, unless
+    it is given the first one's `context`.
     """
-    contexts, asked, logged = [], [], []
+    contexts, pages, asked, logged = [], [], [], []
 
     def open_page(
         view="write", expected=(), empty=True, at=server[0], context=None, shows="parameters", **settings
     ):
-        if context is None:
+        if context is None and (pages or settings):
             context = browser.new_context(**settings)
             contexts.append(context)
+        elif context is None:
+            context = kept_open.context
+            kept_open.goto(f"{at}/health")
+            kept_open.evaluate("localStorage.clear()")  # of what another test left
         page = context.new_page()
+        pages.append(page)
         page.set_default_timeout(60_000)
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: logged.append(str(error)))
@@ -84,7 +98,7 @@ def open_page(browser, server):
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for opened in (*pages, *contexts):
+        opened.close()
     assert logged == []
     assert [url for url in asked if not re.match(r"(http://127\.0\.0\.1:\d+/|blob:)", url)] == []

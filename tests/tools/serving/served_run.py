@@ -15,7 +15,7 @@ from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from serve import ServeOptions, listen
 from tests.helpers import DEADLINE, start_python, wait_until
-from tools.serving.app import make_app
+from tools.serving.app import make_app, serve
 from tools.serving.served import Served, load_served
 from tools.serving.server import Server as HttpServer
 
@@ -61,6 +61,23 @@ def serving(compiled: bool = True, finish: float = 1, **options) -> Iterator[tup
         finally:
             server.should_exit = True
             served.worker.stop()
+            thread.join()
+
+
+@contextmanager
+def starting(**options) -> Iterator[str]:
+    """Start as serve.py does, in threads of this process; yield the address before there is a model."""
+    options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu"} | options)
+    with listen(options) as listener:
+        server = HttpServer(options, listener)
+        threading.Thread(target=serve, args=[options, server], daemon=True).start()
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield server.address
+        finally:
+            server.should_exit = True
+            server.stop_work()
             thread.join()
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import re
+import shutil
 import urllib.request
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
@@ -217,6 +218,7 @@ def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
 
 def test_records_come_as_they_are_written(run, tmp_path):
     assert Run(str(tmp_path)).records(0)["records"] == []
+    run = shutil.copytree(run, tmp_path / "run")
     looked_at = Run(str(run))
     first = looked_at.records(0)
     assert first["fresh"]

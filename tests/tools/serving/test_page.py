@@ -20,7 +20,7 @@ from tests.tools.serving.on_page import (
     write,
     written,
 )
-from tests.tools.serving.served_run import ITERATIONS, TEXT, Server, serving, train_run
+from tests.tools.serving.served_run import ITERATIONS, TEXT, serving, starting, train_run
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -201,20 +201,21 @@ def test_a_models_text_is_text(open_page):
 
 
 def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_page, run, tmp_path):
-    starting = Server(tmp_path / "run", "--slots=1", "--follow=True", until="waiting ")
     waiting = "no model yet · waiting for the first checkpoint of run"
-    page = open_page(expected=["503"], empty=False, at=starting.url, shows=waiting)
-    assert page.locator("#save").get_attribute("aria-disabled") == "true"
-    page.locator("#area").fill("the ")
-    page.keyboard.press("Control+Enter")
-    page.wait_for_selector(".message.bad:has-text('try again later')")
-    shutil.copytree(run, tmp_path / "new")
-    (tmp_path / "new").rename(tmp_path / "run")
-    page.wait_for_selector("#model:has-text('run, iter-20')")
-    page.keyboard.press("Control+Enter")
-    written(page, 100)
-    assert text_of(page).startswith("the ")
-    assert page.locator("#save").get_attribute("aria-disabled") == "false"
+    with starting(out_dir=str(tmp_path / "run"), follow=True) as at:
+        page = open_page(expected=["503"], empty=False, at=at, shows=waiting)
+        assert page.locator("#save").get_attribute("aria-disabled") == "true"
+        page.locator("#area").fill("the ")
+        page.keyboard.press("Control+Enter")
+        page.wait_for_selector(".message.bad:has-text('try again later')")
+        shutil.copytree(run, tmp_path / "new")
+        (tmp_path / "new").rename(tmp_path / "run")
+        page.wait_for_selector("#model:has-text('run, iter-20')")
+        page.keyboard.press("Control+Enter")
+        written(page, 100)
+        assert text_of(page).startswith("the ")
+        assert page.locator("#save").get_attribute("aria-disabled") == "false"
+        page.close()  # before the server ends, which it asks every second
 
 
 # --- one token in five views --------------------------------------------------------------------------------

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import slowly
 from tests.tools.serving.on_page import READY, VIEWS, write
 
 MODULES = Path(os.environ.get("NODE_PATH", "node_modules"))  # of npm
 PHONE = {"width": 360, "height": 740}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark", *slowly("light")])
 def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     page = open_page(viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
     tabs = page.locator("#tabs").evaluate("tabs => tabs.scrollWidth - tabs.clientWidth")

@@ -390,6 +390,7 @@ def test_what_is_not_finished_in_time_ends_with_an_error(char_run, monkeypatch):
         assert waiting.exception().status_code == 503
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_quietly(char_run):
     assert Server(char_run, "--slots=1").end(signal.SIGINT) == 130
 
