@@ -56,5 +56,5 @@ def test_the_table_has_means_and_what_rewards_add():
         seed: dict(chat=shares(0.5), more=shares(0.6), rewarded=shares(0.5 + seed / 10)) for seed in (1, 2, 3)
     }
     rows = chat.table(lives).splitlines()
-    assert rows[2] == "| add, greedy | 50.0% | 60.0% | 70.0% | +20.0 ± 24.8 | +10.0 ± 24.8 |"
-    assert len(rows) == 2 + 2 * 5
+    assert rows[2] == "| reverse, greedy | 50.0% | 60.0% | 70.0% | +20.0 ± 24.8 | +10.0 ± 24.8 |"
+    assert len(rows) == 2 + 2 * 4

@@ -76,7 +76,7 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots):
     assert [len(tokens) for tokens in made] == [one.max_new_tokens for one in requests]
 
 
-@pytest.mark.parametrize("P", [1, 7, S])
+@pytest.mark.parametrize("P", [7, *slowly(1, S)])
 def test_requests_with_one_prompt_may_prefill_it_once(model, P):
     requests = [replace(request(seed), prompt=np.arange(P, dtype=np.int32)) for seed in range(4)]
     engine, made = Engine(model, 4), [[] for _ in requests]
@@ -218,7 +218,7 @@ def test_a_stop_token_is_the_last(model):
     assert alone(model, request(4, max_new_tokens=60, stop=(stop,))) == whole[: whole.index(stop) + 1]
 
 
-@pytest.mark.parametrize("shape", [{}, MODERN | dict(mup_base_width=8)])
+@pytest.mark.parametrize("shape", [{}, *slowly(MODERN | dict(mup_base_width=8))])
 def test_it_says_how_likely_tokens_are(shape):
     """The model's own logits decide them, for the prompt and the new tokens, before any penalty."""
     model = large(changed(CONFIG, **shape))
@@ -273,7 +273,7 @@ def test_a_prompt_may_be_read_without_drawing(model):
         assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
-@pytest.mark.parametrize("mesh", ["tensor:2", "fsdp:2", "tensor:4"])
+@pytest.mark.parametrize("mesh", ["tensor:2", *slowly("fsdp:2", "tensor:4")])
 def test_a_mesh_draws_what_one_device_draws(mesh):
     """tensor:4 cannot split the two key/value heads, and leaves the cache whole."""
     model = large(replace(CONFIG, document_start=3, n_layer=1))

@@ -98,7 +98,7 @@ def test_forced_colours_keep_a_tint_as_a_line_and_a_label_says_the_probability(o
     )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", *slowly("dark")])
 def test_axe_finds_nothing(open_page, scheme):
     if not (axe := MODULES / "axe-core" / "axe.min.js").is_file():
         pytest.skip("axe-core is not installed: npm install axe-core")
