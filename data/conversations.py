@@ -3,9 +3,10 @@
     python data/prepare.py --chat=True --source=mine.jsonl --tokenizer=data/mine --to=data/chat
 
 A line of a .jsonl file is an object with "messages" as in OpenAI's API: a list of {"role", "content"}, with
-the roles system, user and assistant. Learned is what the template puts between {% generation %} and
-{% endgeneration %}, as in transformers. Conversations are packed whole into rows of block_size + 1 tokens.
-Each begins with the token that begins a document: with --document_mask=True none attends to another.
+the roles system, user and assistant. A .parquet file, as the hub has them, has a column of such lists.
+Learned is what the template puts between {% generation %} and {% endgeneration %}, as in transformers.
+Conversations are packed whole into rows of block_size + 1 tokens. Each begins with the token that begins a
+document: with --document_mask=True none attends to another.
 """
 
 import re
@@ -175,11 +176,11 @@ def write_conversations(
 
 
 def records_of(source: Files) -> Iterator[bytes]:
-    """Yield the lines that are not blank. Raises UserError for files that are not .jsonl."""
+    """Yield the lines that are not blank. Raises UserError for files of text."""
     for batch in source.batches():
         if not batch.json_lines:
-            raise UserError(f"{source}: conversations are read from .jsonl")
-        yield from (record for record in batch.records if record and record.strip())
+            raise UserError(f"{source}: conversations are read from .jsonl and .parquet")
+        yield from filter(None, ((record or b"").strip() for record in batch.records))
 
 
 def parse(record: bytes) -> Messages:

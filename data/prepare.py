@@ -53,12 +53,13 @@ def read_options(argv: list[str], hub: Hub | None, **defaults: Any) -> PrepareOp
 def prepare(argv: list[str], hub: Hub | None = None, **defaults: Any) -> None:
     """Run a command, by default on the documents of `hub`."""
     options = read_options(argv, hub, **defaults)
-    source = Files(options.source.split(",")) if options.source else hub
+    column = "messages" if options.chat else "text"
+    source = Files(options.source.split(","), column) if options.source else hub
     assert source and options.to, "read_options asks for both"
     tokenizer = load_tokenizer(options.tokenizer)
     if options.chat:
         if not isinstance(source, Files):
-            raise UserError("--chat=True needs --source=<.jsonl files>")
+            raise UserError("--chat=True needs --source=<.jsonl or .parquet files>")
         renderer = Renderer(tokenizer, read_template(options.template))
         limits = options.val_fraction, options.limit
         return write_conversations(Path(options.to), source, renderer, options.block_size, *limits)

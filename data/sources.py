@@ -58,8 +58,8 @@ class Hub:
 class Files:
     """The user's own files, by paths or globs. Raises UserError for none, and for another kind of file."""
 
-    def __init__(self, patterns: list[str]):
-        self.paths = []
+    def __init__(self, patterns: list[str], column: str = "text"):
+        self.paths, self.column = [], column  # of Parquet files
         for pattern in patterns:
             found = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
             if not found:
@@ -80,8 +80,10 @@ class Files:
         first, start = position or (0, None)  # the number of the file to go on with, and the position in it
         for number, path in list(enumerate(self.paths))[first:]:
             suffix = Path(path).suffix.lower()
-            for records, after in READERS[suffix](path, start):
-                yield DocumentBatch(records, suffix == ".jsonl", [number, after])
+            named = {"column": self.column} if suffix == ".parquet" else {}
+            json_lines = suffix == ".jsonl" or bool(named) and self.column != "text"
+            for records, after in READERS[suffix](path, start, **named):
+                yield DocumentBatch(records, json_lines, [number, after])
             start = None
 
 
@@ -122,31 +124,40 @@ def _read_text_file(path: str, start: int | None) -> Iterator[tuple[Records, int
         yield documents if documents[-1] else documents[:-1], after
 
 
-def _read_parquet_file(path: str, start: Position) -> Iterator[tuple[Records, Position]]:
-    return _stream_parquet(path, start, path="parquet", data_files=[glob.escape(path)])
+def _read_parquet_file(path: str, start: Position, column: str) -> Iterator[tuple[Records, Position]]:
+    return _stream_parquet(path, start, column, path="parquet", data_files=[glob.escape(path)])
 
 
-def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tuple[Records, Position]]:
-    """Yield the column "text" of `datasets.load_dataset(**dataset)`. An error names the `source`."""
+def _stream_parquet(
+    source: str, start: Position, column: str = "text", **dataset: Any
+) -> Iterator[tuple[Records, Position]]:
+    """Yield a column of `datasets.load_dataset(**dataset)`: texts as bytes, all else as lines of JSON.
+
+    An error names the `source`.
+    """
     import datasets  # here, because it takes over a second
 
     datasets.logging.set_verbosity(logging.CRITICAL)  # because it raises its errors, too
-    what = f'{source}: cannot be read as Parquet with a column "text"'
+    what = f'{source}: cannot be read as Parquet with a column "{column}"'
     # Any library down to the network may raise its own kind of error.
     with refusing(what, "the same command goes on from here", Exception):
         # With `batch_size`, because a whole row group may not fit in memory.
         stream = datasets.load_dataset(
-            **dataset, split="train", streaming=True, columns=["text"], batch_size=ROWS
+            **dataset, split="train", streaming=True, columns=[column], batch_size=ROWS
         ).with_format("arrow")
         if start is not None:
             stream.load_state_dict(start)
         for table in stream.iter(batch_size=ROWS):
-            # The text is read as bytes: otherwise a document that is not UTF-8 would fail its whole batch.
-            yield table["text"].cast("large_binary").to_pylist(), stream.state_dict()
+            rows = table[column]
+            if column == "text":  # as bytes, for one that is not UTF-8 would fail its whole batch
+                records = rows.cast("large_binary").to_pylist()
+            else:
+                records = [json.dumps({column: row}).encode() for row in rows.to_pylist()]
+            yield records, stream.state_dict()
 
 
 # Each yields batches of a file's records, and the position after each batch.
-READERS: dict[str, Callable[[str, Position], Iterator]] = {
+READERS: dict[str, Callable[..., Iterator]] = {
     ".jsonl": _read_lines,
     ".parquet": _read_parquet_file,
     ".txt": _read_text_file,

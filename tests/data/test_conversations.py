@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 import transformers
@@ -134,6 +136,15 @@ def prepared(folder, tmp_path_factory):
     words = [f"--source={source}", f"--tokenizer={folder}", f"--to={there}", "--block_size=63"]
     prepare([*words, "--chat=True", "--val_fraction=0.3"])
     return there
+
+
+def test_a_column_of_parquet_is_read_as_lines_of_json_are(prepared, folder, tmp_path):
+    rows = pa.table({"messages": [conversation(seed) for seed in range(40)], "score": [1.0] * 40})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    words = [f"--source={tmp_path}/a.parquet", f"--tokenizer={folder}", f"--to={tmp_path}", "--block_size=63"]
+    prepare([*words, "--chat=True", "--val_fraction=0.3"])
+    for name in ("train.bin", "val.learned.bin"):
+        assert (tmp_path / name).read_bytes() == (prepared / name).read_bytes()
 
 
 @pytest.mark.parametrize("sampling", ["random", "epoch"])
