@@ -26,6 +26,7 @@ import pandas as pd
 from config.command_line import Count, Name, Seed, UserError, command, given
 from config.files import read_json, write_whole
 from data.book_char.prepare import TEXT
+from experiments.record import machine
 from experiments.snapshot import ROOT
 from experiments.statistics import difference
 
@@ -47,8 +48,8 @@ STAGES = (
     f" --max_iters={CHAT_STEPS} --lr_decay_iters={CHAT_STEPS} --eval_interval=500",
     "rl.py config/quickstart.py --document_mask=True --overwrite=True --seed={seed} --init_from={to}/chat"
     " --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8 --max_new_tokens=24"
-    " --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=3e-4 --decay_lr=False"
-    f" --weight_decay=0 --max_iters={REWARD_STEPS} --eval_interval=50 --always_save_checkpoint=True",
+    " --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=2e-4 --min_lr=0"
+    f" --warmup_iters=10 --lr_decay_iters={REWARD_STEPS} --weight_decay=0 --max_iters={REWARD_STEPS} --eval_interval=50 --always_save_checkpoint=True",
     f"{TRAIN} --init_from={{to}}/chat --dataset={{to}}/conversations --out_dir={{to}}/more"
     f" --max_iters={MORE_STEPS} --lr_decay_iters={MORE_STEPS} --eval_interval=500"
     " --always_save_checkpoint=True",
@@ -67,25 +68,24 @@ class ChatOptions:
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
     out_dir: Name = "out-chat"  # a folder in it for each seed
-    json: Name | None = None  # file to write every life's shares of right answers to
+    results: Name | None = None  # file of the lives' answers, which is added to; None: below out_dir
 
 
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
-    answers = {}
+    path = Path(options.results or Path(options.out_dir, "results.json"))
+    results = read_json(path) if path.exists() else {"stages": list(STAGES), "lives": {}}
+    if results["stages"] != list(STAGES):
+        raise UserError(f"{path}: its lives had other stages: move it, or give another --results")
     for seed in range(options.seed, options.seed + options.seeds):
-        folder = Path(options.out_dir, str(seed))
-        live(folder, seed)
-        found = read_json(folder / "answers.json")["models"]
-        answers[seed] = {Path(model).name: shares for model, shares in found.items()}
-    if options.json:
-        write_whole(Path(options.json), json.dumps(answers, indent=1) + "\n")
-    if options.seeds > 1:
-        print(table(answers))
+        if str(seed) not in results["lives"]:
+            results["lives"][str(seed)] = live(Path(options.out_dir, str(seed)), seed)
+            write_whole(path, json.dumps(results, indent=1) + "\n")
+    print(table({seed: life["answers"] for seed, life in results["lives"].items()}))
 
 
-def live(folder: Path, seed: int) -> None:
-    """Run the stages that have not ended. Raises UserError for one that fails."""
+def live(folder: Path, seed: int) -> dict[str, Any]:
+    """Run the stages that have not ended, and return the answers. Raises UserError for one that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
     ended = folder / "ended.json"  # by command, the seconds that it took
@@ -101,8 +101,11 @@ def live(folder: Path, seed: int) -> None:
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
         seconds[typed] = time.perf_counter() - start
         write_whole(ended, json.dumps(seconds, indent=1) + "\n")
-    print(f"\n{folder}: {sum(seconds.values()) / 60:.0f} minutes. Talk to it: ", end="")
-    print(f"python serve.py --out_dir={folder}/rewarded")
+    minutes = sum(seconds.values()) / 60
+    print(f"\n{minutes:.0f} minutes. Talk to it: python serve.py --out_dir={folder}/rewarded")
+    found = read_json(folder / "answers.json")["models"]
+    answers = {Path(model).name: shares for model, shares in found.items()}
+    return {"answers": answers, "minutes": round(minutes, 1)} | machine()
 
 
 def as_documents(book: str) -> str:

@@ -40,10 +40,16 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(chat, "STAGES", stages)
     assert "-c failed: mend it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
     (tmp_path / "1/b").touch()
-    (tmp_path / "1/answers.json").write_text(json.dumps({"models": {}}))
-    chat.main([f"--out_dir={tmp_path}"])
+    shares = {task: {how: [0.5, 0, 1] for how in ("greedy", "sampled")} for task in chat.TASKS.split(",")}
+    models = {f"{tmp_path}/1/{model}": shares for model in chat.MODELS}
+    (tmp_path / "1/answers.json").write_text(json.dumps({"models": models}))
+    for _ in range(2):
+        chat.main([f"--out_dir={tmp_path}"])
     assert (tmp_path / "1/a").read_text() == "x"
-    assert "python serve.py --out_dir=" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.count("python serve.py --out_dir=") == 1 and said.count("| all, greedy | 50.0% |") == 2
+    monkeypatch.setattr(chat, "STAGES", stages[:1])
+    assert "its lives had other stages: move it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
 
 
 def test_the_table_has_means_and_what_rewards_add():
