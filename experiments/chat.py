@@ -49,7 +49,8 @@ STAGES = (
     "rl.py config/quickstart.py --document_mask=True --overwrite=True --seed={seed} --init_from={to}/chat"
     " --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8 --max_new_tokens=24"
     " --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=2e-4 --min_lr=0"
-    f" --warmup_iters=10 --lr_decay_iters={REWARD_STEPS} --weight_decay=0 --max_iters={REWARD_STEPS} --eval_interval=50 --always_save_checkpoint=True",
+    f" --warmup_iters=10 --lr_decay_iters={REWARD_STEPS} --weight_decay=0 --max_iters={REWARD_STEPS}"
+    " --eval_interval=50 --always_save_checkpoint=True",
     f"{TRAIN} --init_from={{to}}/chat --dataset={{to}}/conversations --out_dir={{to}}/more"
     f" --max_iters={MORE_STEPS} --lr_decay_iters={MORE_STEPS} --eval_interval=500"
     " --always_save_checkpoint=True",
@@ -74,7 +75,7 @@ class ChatOptions:
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
     path = Path(options.results or Path(options.out_dir, "results.json"))
-    results = read_json(path) if path.exists() else {"stages": list(STAGES), "lives": {}}
+    results: Any = read_json(path) if path.exists() else {"stages": list(STAGES), "lives": {}}
     if results["stages"] != list(STAGES):
         raise UserError(f"{path}: its lives had other stages: move it, or give another --results")
     for seed in range(options.seed, options.seed + options.seeds):
