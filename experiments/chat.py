@@ -69,7 +69,7 @@ class ChatOptions:
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
     out_dir: Name = "out-chat"  # a folder in it for each seed
-    results: Name | None = None  # file of the lives' answers, which is added to; None: below out_dir
+    results: Name | None = None  # file of the lives' answers, which is added to; None: results.json there
 
 
 def main(argv: list[str]) -> None:
@@ -82,7 +82,11 @@ def main(argv: list[str]) -> None:
         if str(seed) not in results["lives"]:
             results["lives"][str(seed)] = live(Path(options.out_dir, str(seed)), seed)
             write_whole(path, json.dumps(results, indent=1) + "\n")
-    print(table({seed: life["answers"] for seed, life in results["lives"].items()}))
+    found = table({seed: life["answers"] for seed, life in results["lives"].items()})
+    write_whole(
+        path.with_suffix(".md"), f"Held-out questions, seeds {', '.join(results['lives'])}:\n\n{found}"
+    )
+    print(found)
 
 
 def live(folder: Path, seed: int) -> dict[str, Any]:
@@ -114,21 +118,23 @@ def as_documents(book: str) -> str:
     return re.sub(r"(?m)^(?===> )", "<|endoftext|>\n", book)
 
 
-def table(answers: dict[int, Any]) -> str:
+def table(answers: dict[str, Any]) -> str:
     """Return the mean shares of right answers, and what rewards add, with 95% intervals, in Markdown."""
-    lines = ["| | " + " | ".join(MODELS) + " | rewarded - chat | rewarded - more |", "|---|" + "---|" * 5]
-    for how in ("greedy", "sampled"):
-        for task in (*TASKS.split(","), "all"):
-            each = pd.DataFrame(
-                {seed: {m: share(life[m], task, how) for m in MODELS} for seed, life in answers.items()}
-            ).T
-            means = [f"{each[model].mean():.1f}%" for model in MODELS]
-            added = [difference(each["rewarded"], each[model]) for model in ("chat", "more")]
-            lines.append(
-                " | ".join([f"| {task}, {how}", *means, *(f"{d.mean:+.1f} ± {d.half:.1f}" for d in added)])
-                + " |"
-            )
-    return "\n".join(lines)
+    lines = [
+        f"| right answers | {' | '.join(MODELS)} | rewarded - chat | rewarded - more |",
+        "|---|" + "---|" * 5,
+    ]
+    for how, task in [*(("sampled", task) for task in (*TASKS.split(","), "all")), ("greedy", "all")]:
+        shares = {
+            seed: {model: share(life[model], task, how) for model in MODELS} for seed, life in answers.items()
+        }
+        each = pd.DataFrame(shares).T
+        cells = [f"{task}, {how}", *(f"{each[model].mean():.1f}%" for model in MODELS)]
+        for model in ("chat", "more"):
+            added = difference(each["rewarded"], each[model])
+            cells.append(f"{added.mean:+.1f}" + (f" ± {added.half:.1f}" if len(each) > 1 else ""))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def share(shares: dict[str, Any], task: str, how: str) -> float:

@@ -48,6 +48,7 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "1/a").read_text() == "x"
     said = capsys.readouterr().out
     assert said.count("python serve.py --out_dir=") == 1 and said.count("| all, greedy | 50.0% |") == 2
+    assert "| all, greedy | 50.0% |" in (tmp_path / "results.md").read_text()
     monkeypatch.setattr(chat, "STAGES", stages[:1])
     assert "its lives had other stages: move it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
 
@@ -62,5 +63,5 @@ def test_the_table_has_means_and_what_rewards_add():
         seed: dict(chat=shares(0.5), more=shares(0.6), rewarded=shares(0.5 + seed / 10)) for seed in (1, 2, 3)
     }
     rows = chat.table(lives).splitlines()
-    assert rows[2] == "| reverse, greedy | 50.0% | 60.0% | 70.0% | +20.0 ± 24.8 | +10.0 ± 24.8 |"
-    assert len(rows) == 2 + 2 * 4
+    assert rows[2] == "| reverse, sampled | 50.0% | 60.0% | 70.0% | +20.0 ± 24.8 | +10.0 ± 24.8 |"
+    assert len(rows) == 2 + 5
