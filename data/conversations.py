@@ -170,6 +170,10 @@ def write_conversations(
         )
     packed = [pack(each, row, renderer.start) for each in (train, val)]
     (train_ids, val_ids), learned = zip(*packed, strict=True)
+    if not all(each.any() for each in learned):
+        raise UserError(
+            f"{source}: the chat template has nothing between {{% generation %}} and its end: mend it"
+        )
     write_dataset(folder, train_ids, val_ids, renderer.tokenizer, str(source), row, learned)
     sizes = f"{len(train_ids) // row:,} train and {len(val_ids) // row:,} validation rows of {row} tokens"
     print(f"{folder}: {about}; {sizes}, {learned[0].mean():.0%} of them learned")

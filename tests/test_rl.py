@@ -20,7 +20,7 @@ from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
 from rewards import answers
 from runs.load import load_run
-from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, named_arrays, refusal
+from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, named_arrays, refusal
 
 SHAPE = dict(
     n_layer=2, n_head=2, n_embd=32, block_size=96, position="rope", document_mask=True, dtype="float32"
@@ -157,6 +157,17 @@ def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, cap
     assert found["greedy"][0] == pytest.approx(right / 12)
     assert 0 < found["greedy"][1] < right / 12 < found["greedy"][2] < 1
     assert "greedy: right of 12 held-out questions of each task" in capsys.readouterr().out
+
+
+def test_a_run_has_the_template_that_made_its_conversations_not_its_bases(base, tmp_path):
+    template = (ROOT / "data/chat.jinja").read_text().replace("|>assistant", "|>helper")
+    (tmp_path / "mine.jinja").write_text(template)
+    data = dict(source=base / "a.jsonl", tokenizer=base / "tokenizer", to=tmp_path / "chat", chat=True)
+    prepare(words(**data, block_size=96, val_fraction=0.1, template=tmp_path / "mine.jinja"))
+    options = dict(init_from=base / "run", dataset=tmp_path / "chat", out_dir=tmp_path / "out", max_iters=0)
+    train.main(words(**options, document_mask=True, eval_iters=1, batch_size=8, device="cpu", mesh="data:1"))
+    assert load_run(str(tmp_path / "out"))[1].tokenizer["uses"]["chat_template"] == template
+    assert load_run(str(base / "run"))[1].tokenizer["uses"]["chat_template"] != template
 
 
 @pytest.mark.slow

@@ -215,6 +215,19 @@ def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
     assert not (tmp_path / "chat").exists()
 
 
+def test_a_template_whose_marks_enclose_nothing_teaches_nothing(folder, tmp_path):
+    (tmp_path / "mine.jinja").write_text(TEMPLATE.replace("'assistant' -%}", "'helper' -%}"))
+    source = write(tmp_path / "a.jsonl", *({"messages": conversation(seed)} for seed in range(20)))
+    words = [
+        "--chat=True",
+        f"--source={source}",
+        f"--tokenizer={folder}",
+        f"--template={tmp_path}/mine.jinja",
+    ]
+    text = refusal(prepare, [*words, f"--to={tmp_path}/chat", "--val_fraction=0.3"])
+    assert "a.jsonl: the chat template has nothing between {% generation %} and its end: mend it" in text
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
