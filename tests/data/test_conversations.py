@@ -184,8 +184,9 @@ def test_another_block_size_or_a_damaged_file_is_one_line(prepared, tmp_path):
 def test_the_hash_of_a_split_is_also_of_what_is_learned(prepared, folder, tmp_path):
     source = prepared / "a.jsonl"
     (tmp_path / "all.jinja").write_text(
-        TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-        + "{%- generation -%}{{- '' -}}{%- endgeneration -%}"
+        TEMPLATE.replace("{%- else -%}", "{%- else -%}{%- generation -%}").replace(
+            "{%- endif -%}\n{{- '\\n' -}}", "{%- endgeneration -%}{%- endif -%}\n{{- '\\n' -}}"
+        )
     )
     words = [f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}", "--block_size=63"]
     prepare([*words, "--chat=True", "--val_fraction=0.3", f"--template={tmp_path}/all.jinja"])
