@@ -77,6 +77,8 @@ class Renderer:
             print(
                 "note: with --document_mask=True, a turn attends to its own exchange alone", file=sys.stderr
             )
+        # What a run learned began with this token; of a pretrained model the template alone says it.
+        self.learned_start: int | None = uses.get("document_start")
         own = {"document_start": self.start, "chat_template": self.template}
         self.tokenizer = from_json(tokenizer.description | {"uses": uses | own})
 
@@ -101,8 +103,8 @@ class Renderer:
 
     def prompt(self, messages: Messages) -> Int32[np.ndarray, " n"]:
         """Return the tokens after which the assistant answers."""
-        text, _ = self.render(messages, add_generation_prompt=True)
-        return begun(self.tokenizer.encode(text), self.start)
+        ids = self.tokenizer.encode(self.render(messages, add_generation_prompt=True)[0])
+        return ids if self.learned_start is None else begun(ids, self.learned_start)
 
     def render(self, messages: Messages, **settings: bool) -> tuple[str, list]:
         """Return the template's text, and where the answers are in it. Raises UserError."""
