@@ -54,7 +54,7 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
 
 
 def test_the_table_has_means_and_what_rewards_add():
-    """Of three lives, where rewards add 10, 20 and 30 points: 20 ± 4.303 x 10 / sqrt(3)."""
+    """Rewards add 10, 20 and 30 points in three lives: Student's interval is 20 ± 4.303 x 10 / sqrt(3)."""
 
     def shares(base):
         return {task: {how: [base, 0, 1] for how in ("greedy", "sampled")} for task in chat.TASKS.split(",")}

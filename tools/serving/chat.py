@@ -22,7 +22,7 @@ class Chat:
 
     @property
     def lacks(self) -> str | None:
-        """What is missing for a conversation, and what to do; None: nothing."""
+        """Say what a conversation lacks, and what to do; None if it lacks nothing."""
         if self.template is None:
             return (
                 "this model has no chat template: train one on what data/prepare.py --chat=True makes of "
