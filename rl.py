@@ -35,7 +35,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from config.files import read_json, write_whole
+from config.files import read_json, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
 from data.tasks import TASKS, mixed, questions
 from generation.decode import GREEDY
@@ -280,7 +280,8 @@ def learn(
 def keep_lines(path: Path, end: int) -> None:
     """Drop from the file what the run does again: the evaluations from iteration `end` on."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() and end else []
-    write_whole(path, "".join(line for line in lines if json.loads(line)["iter"] < end))
+    entire = [line for line in lines if line.endswith("\n")]  # a killed run may leave a part of one
+    write_whole(path, "".join(line for line in entire if json.loads(line)["iter"] < end))
 
 
 def kept_options(options: Options, values: dict[str, Any]) -> RewardOptions:
@@ -288,7 +289,8 @@ def kept_options(options: Options, values: dict[str, Any]) -> RewardOptions:
     path = Path(options.out_dir, "rewards.json")
     if options.init_from not in RESUMING:
         return RewardOptions(**dict[str, Any](values, start=options.init_from))
-    saved = read_json(path) if path.exists() else {}
+    with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError):
+        saved = read_json(path) if path.exists() else {}
     for name, value in values.items():
         if saved.get(name, value) != value:
             raise UserError(

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from config.command_line import Count, Name, Seed, UserError, command, given
-from config.files import read_json, write_whole
+from config.files import read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
 from experiments.record import machine
 from experiments.snapshot import ROOT
@@ -75,7 +75,7 @@ class ChatOptions:
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
     path = Path(options.results or Path(options.out_dir, "results.json"))
-    results: Any = read_json(path) if path.exists() else {"stages": list(STAGES), "lives": {}}
+    results: Any = kept(path) or {"stages": list(STAGES), "lives": {}}
     if results["stages"] != list(STAGES):
         raise UserError(f"{path}: its lives had other stages: move it, or give another --results")
     for seed in range(options.seed, options.seed + options.seeds):
@@ -94,7 +94,7 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
     ended = folder / "ended.json"  # by command, the seconds that it took
-    seconds: dict[str, float] = read_json(ended) if ended.exists() else {}
+    seconds: dict[str, float] = kept(ended)
     for stage in STAGES:
         words = stage.format(to=folder, seed=seed, tasks=TASKS).split()
         typed = shlex.join(["python", *words])
@@ -111,6 +111,12 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
     found = read_json(folder / "answers.json")["models"]
     answers = {Path(model).name: shares for model, shares in found.items()}
     return {"answers": answers, "minutes": round(minutes, 1)} | machine()
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """Read what an earlier command wrote; nothing if it is not there. Raises UserError for a damaged file."""
+    with refusing(f"{path}: cannot be read", "restore or delete it", ValueError):
+        return read_json(path) if path.exists() else {}
 
 
 def as_documents(book: str) -> str:

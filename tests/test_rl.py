@@ -137,6 +137,15 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, tmp_path):
             assert moved < 1e-4 if line["iter"] == 0 else moved > 1e-3
 
 
+def test_what_a_killed_run_left_in_part_is_dropped_or_named(base, tmp_path):
+    (tmp_path / "rollouts.jsonl").write_text('{"iter": 0}\n{"iter": 2}\n{"iter": 2, "ta')
+    rl.keep_lines(tmp_path / "rollouts.jsonl", 2)
+    assert (tmp_path / "rollouts.jsonl").read_text() == '{"iter": 0}\n'
+    (tmp_path / "rewards.json").write_text('{"tasks": ')
+    text = refusal(rl.main, words(out_dir=tmp_path, init_from="resume", device="cpu"))
+    assert "rewards.json: cannot be read (" in text
+
+
 def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, capsys):
     """The run recites; greedily, its answers are those of the likeliest tokens one after the other."""
     options = dict(out_dir=base / "run", beside=base / "run", tasks="count", questions=12, max_new_tokens=4)

@@ -49,6 +49,9 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("python serve.py --out_dir=") == 1 and said.count("| all, greedy | 50.0% |") == 2
     assert "| all, greedy | 50.0% |" in (tmp_path / "results.md").read_text()
+    (tmp_path / "cut.json").write_text('{"stages": [')
+    cut = refusal(chat.main, [f"--out_dir={tmp_path}", f"--results={tmp_path}/cut.json"])
+    assert "cut.json: cannot be read (" in cut and "restore or delete it" in cut
     monkeypatch.setattr(chat, "STAGES", stages[:1])
     assert "its lives had other stages: move it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
 
