@@ -21,11 +21,11 @@ NO_EXAMPLE = {"empty": False, "expected": ["404 (Not Found)"]}  # the run has no
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory):
-    """That of data prepared with a template of its own, which leaves the first token to us."""
+    """That of a run whose data had a template of its own, which leaves the first token to us."""
     folder = tmp_path_factory.mktemp("tokenizer")
     save(train(iter(["the cat sat on a mat? be brief"] * 9), 270), folder)
     own = (ROOT / "data/chat.jinja").read_text().replace("{{- bos_token or '' -}}", "")
-    return Renderer(load_tokenizer(str(folder)), own)
+    return Renderer(Renderer(load_tokenizer(str(folder)), own).tokenizer, None)
 
 
 @pytest.fixture(scope="module")
