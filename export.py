@@ -1,8 +1,9 @@
-"""Write a run's model as transformers and vLLM read it, or its adapters for PEFT.
+"""Write a run's model as transformers and vLLM read it, its adapters for PEFT, or a page that holds it.
 
     python export.py --out_dir=out-quickstart --to=my-gpt           the last checkpoint, into a new folder
     hf upload <you>/my-gpt my-gpt                                   and to the Hugging Face hub
     python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
+    python export.py --out_dir=out-quickstart --to=my-model.html --format=html   one file for any browser
 
 Without --format=peft, adapters are merged. PEFT puts them beside the model that the run started from: if that
 is another run of ours, export it too.
@@ -12,23 +13,33 @@ from config.command_line import Checkpoint, Name, UserError, command, given  # i
 
 import shlex
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import jax
+import numpy as np
+
+from config.files import refusing, write_whole
+from data.dataset import Batches, Dataset
+from data.tokenizer import document_start
 from hub.export import (
     architecture,
     new_folder,
     which_family,
+    without_multipliers,
     write_adapters,
     write_card,
     write_model,
     write_tokenizer,
 )
+from model import GPT
 from parallel.machines import choose_device
 from runs.checkpoint import Checkpoints
-from runs.load import load_run
+from runs.load import load_run, tokenizer_of
+
+MOST_ON_A_PAGE = 30_000_000  # parameters
 
 
 @dataclass(frozen=True)
@@ -36,17 +47,21 @@ class ExportOptions:
     """Every option of export.py. A field's comment is its text in `--help`."""
 
     program: ClassVar[str] = "export.py"
-    purpose: ClassVar[str] = "Write a run's model as transformers reads it, or its adapters as PEFT does."
+    purpose: ClassVar[str] = "Write a run's model for transformers or a browser, or its adapters for PEFT."
 
     out_dir: Name = "out"  # folder of the run
     checkpoint: Checkpoint = "last"  # of the run: last, best (the lowest validation loss), or an iteration
-    to: Name = "out-hf"  # folder to write, new or empty
-    format: Literal["transformers", "peft"] = "transformers"  # peft: LoRA's adapters alone
+    to: Name = "out-hf"  # folder to write, new or empty; for html a new file
+    format: Literal["transformers", "peft", "html"] = "transformers"  # peft: LoRA's adapters; html: a page
+    weights: Literal["bfloat16", "int8"] = "bfloat16"  # of the page's matrices; int8: a scale for each row
 
 
 def main(argv: list[str]) -> None:
     options = ExportOptions(**given(argv, ExportOptions))
     choose_device("auto")
+    if options.format == "html":
+        print(export_page(options))
+        return
     export = {"transformers": export_model, "peft": export_adapters}[options.format]
     # A print that fails must not undo the folder: notes go to stderr, and the rest is printed afterwards.
     with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):
@@ -82,6 +97,45 @@ def export_adapters(options: ExportOptions, folder: Path) -> str:
     base = manifest.base["init_from"]
     write_adapters(folder, model, which_family(model.config), manifest.options, base)
     return f"adapters of iter {iteration}, for {base}: {options.to}"
+
+
+def export_page(options: ExportOptions) -> str:
+    """Write serve.py's page with the model in it. Raises UserError for a model that does not suit."""
+    from tools.serving.chat import Chat
+    from tools.serving.file import html  # here: the other formats do without the tools
+
+    path = Path(options.to)
+    if path.exists():
+        raise UserError(f"--to={path} is there already: give a new file, or delete it")
+    model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32")
+    if (size := sum(x.size for x in jax.tree.leaves(model))) > MOST_ON_A_PAGE:
+        what = f"out_dir={options.out_dir}: {size:,} parameters are more than the {MOST_ON_A_PAGE:,}"
+        raise UserError(f"{what} that a browser computes with at ease: use serve.py")
+    tokenizer = tokenizer_of(manifest.tokenizer, "resume", options.out_dir)
+    known = {"name": path.stem, "version": f"iter-{iteration}", "example": []}
+    tokens = None
+    with suppress(UserError):  # the data set may not be here
+        tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
+        known["example"] = tokens.read([0], min(64, model.config.block_size, len(tokens)))[0].tolist()
+    chat = Chat(tokenizer.description, document_start(tokenizer.description))
+    if getattr(model.config, "mup_base_width", 0):
+        model = without_multipliers(model)
+    page, kept = html(model, known, tokenizer, chat, options.weights)
+    with refusing(f"--to={path}: cannot be written", "choose another place", OSError):
+        write_whole(path, page)
+    cost = "the data set is not here, so what that costs was not measured"
+    if tokens is not None:
+        losses = [
+            mean_loss(each, Batches(tokens, 8, model.config.block_size, seed=1)) for each in (model, kept)
+        ]
+        cost = f"its validation loss is {losses[1]:.4f}, and {losses[0]:.4f} in float32"
+    return f"iter {iteration} in {options.weights}, {path.stat().st_size / 1e6:.1f} MB: {path}\n{cost}"
+
+
+def mean_loss(model: GPT, batches: Batches) -> float:
+    """Return the mean loss of a few batches, in nats per token."""
+    loss = jax.jit(GPT.loss)
+    return float(np.mean([loss(model, *batches(i)) for i in range(20)]))
 
 
 if __name__ == "__main__":

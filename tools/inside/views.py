@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from model import GPT, Block, causal_attention, causal_mask, document_starts, rotation
+from model import GPT, Block, GPTConfig, causal_attention, causal_mask, document_starts, rotation
 
 
 class Lens(NamedTuple):
@@ -33,6 +33,17 @@ class Heads(NamedTuple):
     keys: Float[np.ndarray, "L K T C"]
     values: Float[np.ndarray, "L K T C"]
     weights: Float[np.ndarray, "L H T T"]  # a row is the token that reads, and sums to 1
+
+
+def limits(config: GPTConfig, max_tokens: int = 0) -> dict[str, int]:
+    """Return how many tokens of a text the page's views take, and how many new ones it may ask for."""
+    attention = int((2**22 / (config.n_layer * config.n_head)) ** 0.5)  # L H T T weights, 2**22 at most
+    return {
+        "tokens": 4096,
+        "attention": max(1, min(config.block_size, attention)),
+        "lens": min(config.block_size, 128),
+        "max_tokens": max_tokens,
+    }
 
 
 def attention(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "L H T T"]:

@@ -22,7 +22,7 @@ from config.command_line import UserError, spell
 from generation.decode import Settings, drawn_from, generate
 from model import GPT
 from runs.checkpoint import arrays_by_name
-from tools.inside.views import attention, heads, lens, padded
+from tools.inside.views import attention, heads, lens, limits, padded
 from tools.serving.requests import Body, Drawing, Ids, Message, read_ids, read_messages
 from tools.serving.rollouts import NAME as ROLLOUTS
 from tools.serving.rollouts import read_rollouts
@@ -70,21 +70,13 @@ async def model(served: Here) -> dict:
         ],
         "runs": [run.name for run in served.runs],
         "chat": served.chat.lacks,
-        "rollouts": bool(served.runs) and (Path(served.runs[0].out_dir) / ROLLOUTS).exists(),
-        "limits": limits(served),
+        "lacks": [] if has_rollouts(served) else ["rollouts"],  # views
+        "limits": limits(served.model.config, served.max_tokens),
     }
 
 
-def limits(served: Served) -> dict[str, int]:
-    """Return how many tokens of a text the routes take, and how many new ones."""
-    config = served.model.config
-    attention = int((2**22 / (config.n_layer * config.n_head)) ** 0.5)  # L H T T weights, 2**22 at most
-    return {
-        "tokens": 4096,
-        "attention": max(1, min(config.block_size, attention)),
-        "lens": min(config.block_size, 128),
-        "max_tokens": served.max_tokens,
-    }
+def has_rollouts(served: Served) -> bool:
+    return bool(served.runs) and (Path(served.runs[0].out_dir) / ROLLOUTS).exists()
 
 
 @inside.get("/checkpoints")
@@ -201,7 +193,7 @@ def chat(served: Here, fields: Conversation) -> Response:
 @inside.post("/places")
 def places_of(served: Here, fields: PlacesBody) -> Response:
     """The likeliest tokens at each place of a text, and after it."""
-    ids = read_text(fields, served, limits(served)["tokens"])
+    ids = read_text(fields, served, limits(served.model.config)["tokens"])
     if fields.prompt > len(ids):
         raise ApiError(f"prompt is {fields.prompt}, and the text has {len(ids)} tokens", "prompt")
     with TURN, served.worker.on_devices():
@@ -217,7 +209,7 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
 @inside.post("/attention")
 def attention_of(served: Here, fields: Text) -> Response:
     """The attention weights of every head: the rows up to the diagonal, in 65535ths."""
-    ids = read_text(fields, served, limits(served)["attention"])
+    ids = read_text(fields, served, limits(served.model.config)["attention"])
     with TURN, served.worker.on_devices():
         weights = attention(weights_of(served, fields.checkpoint), ids)  # (L, H, T, T)
     L, H, T, _ = weights.shape
@@ -229,7 +221,7 @@ def attention_of(served: Here, fields: Text) -> Response:
 @inside.post("/lens")
 def lens_of(served: Here, fields: LensBody) -> Response:
     """What the head predicts after each layer, and the norms of the residual stream and its parts."""
-    ids = read_text(fields, served, limits(served)["lens"])
+    ids = read_text(fields, served, limits(served.model.config)["lens"])
     with TURN, served.worker.on_devices():
         seen = lens(weights_of(served, fields.checkpoint), ids, min(fields.k, served.vocab_size))
     numbers = {name: rounded(x) for name, x in seen._asdict().items() if name != "tokens"}
@@ -239,7 +231,7 @@ def lens_of(served: Here, fields: LensBody) -> Response:
 @inside.post("/cell")
 def cell_of(served: Here, fields: CellBody) -> Response:
     """How a head comes to the weight with which a token reads another."""
-    ids, config = read_text(fields, served, limits(served)["attention"]), served.model.config
+    ids, config = read_text(fields, served, limits(served.model.config)["attention"]), served.model.config
     most = {"layer": config.n_layer, "head": config.n_head, "reader": len(ids), "read": fields.reader + 1}
     for name, n in most.items():
         if getattr(fields, name) >= n:
@@ -258,7 +250,7 @@ def cell_of(served: Here, fields: CellBody) -> Response:
 @inside.post("/write")
 def write(served: Here, fields: WriteBody) -> Response:
     """The text and its continuation by a checkpoint: the tokens that the API would give if it was served."""
-    ids = read_text(fields, served, limits(served)["tokens"])
+    ids = read_text(fields, served, limits(served.model.config)["tokens"])
     if fields.max_tokens > (most := served.max_tokens):
         raise ApiError(f"max_tokens is {fields.max_tokens}, expected {most} at most", "max_tokens")
     with TURN, served.worker.on_devices():

@@ -4,6 +4,9 @@ const BUSY = 429, TRIES = 6; // a busy server is asked again, so often
 
 let key = sessionStorage.getItem("api-key") ?? ""; // null: the reader gave none
 
+/** How far the server is, whatever it answers with. */
+export const health = async () => (await fetch("health")).json();
+
 /** @param {string} path */
 export const get = async (path) => (await send(path, {})).json();
 

@@ -68,8 +68,9 @@ effect(() => {
   byId("slider").max = found.length - 1;
   byId("slider").value = found.findIndex(({ name }) => name === current.value);
   byId("named").textContent = title(current.value);
-  byId("slide").hidden = byId("replay").hidden = found.length < 2;
+  for (const id of ["slide", "replay", "replayed"]) byId(id).hidden = found.length < 2;
   byId("compare").hidden = all.length < 2;
+  byId("loss-chart").hidden = !all.length;
   byId("other").replaceChildren(el("option", { value: "" }, "nothing"),
     ...all.map(({ name }) => el("option", { value: name }, title(name))));
   byId("other").value = other.value ?? "";

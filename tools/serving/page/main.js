@@ -1,6 +1,6 @@
 // Starts the page: the tabs, the URL, and the model's name.
 
-import { get, post } from "./api.js";
+import { get, health, post } from "./api.js";
 import { arrows, byId, short } from "./dom.js";
 import * as kept from "./history.js";
 import { effect } from "./reactive.js";
@@ -23,7 +23,7 @@ effect(() => {
     const mine = tab.getAttribute("aria-controls") === name;
     tab.ariaSelected = String(mine);
     tab.tabIndex = mine ? 0 : -1;
-    if (tab.id === "tab-rollouts") tab.hidden = !mine && !model.value?.rollouts;
+    tab.hidden = !mine && (model.value?.lacks ?? ["rollouts"]).includes(tab.getAttribute("aria-controls"));
   }
   for (const part of document.querySelectorAll("[data-view]")) {
     part.toggleAttribute("hidden", !part.getAttribute("data-view").split(" ").includes(name));
@@ -78,7 +78,7 @@ effect(() => {
 /** Say how far the server is, and notice a newer checkpoint. */
 async function watch() {
   try {
-    const { status, version } = await (await fetch("health")).json();
+    const { status, version } = await health();
     byId("status").textContent = status === "ok" ? "" : `· ${status}`;
     if (!model.peek() && version) await start().catch((error) => say(error.message, true));
     else if (model.peek() && version && version !== model.peek().version) model.value = await get("inside/model");

@@ -1,0 +1,204 @@
+"""A model and its page in one HTML file, which a browser opens from the disk: page/offline.js computes in it.
+
+The file holds the page's modules, the weights, and the tokenizer in the terms of page/tokenizer.js.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from config.command_line import UserError
+from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
+from model import GPT, leaf_name
+from tools.inside.views import limits
+from tools.serving.chat import Chat
+from tools.serving.server import PAGE, ApiError
+
+MAX_TOKENS = 1024  # new ones that the page may ask for
+# The page asks nobody for anything. Its modules are data: URLs, which an import map names.
+ASKS_NOBODY = "default-src 'none'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+SPACES_IN = r"\[(?:\\.|[^\]])*\]|\\[sS]"
+CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
+SYSTEM_FIRST = ["system", "user", "assistant", "user"]
+ADVICE = (
+    "the page knows characters, GPT-2's and other byte-level BPE alone: serve the model with serve.py instead"
+)
+
+
+def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, chat: Chat, kept: str) -> tuple[str, GPT]:
+    """Return the file, and the model as it is there. Its matrices are `kept` in bfloat16 or int8.
+
+    `known` has the name, version and example. Raises UserError for a tokenizer that the page cannot follow.
+    """
+    config = model.config
+    vocab_size = min(tokenizer.vocab_size, config.vocab_size)  # either may have more than the other
+    tables = [x for x in (model.wte, model.lm_head) if x is not None]
+    cut = [x[:vocab_size] for x in tables]
+    model = eqx.tree_at(lambda m: [x for x in (m.wte, m.lm_head) if x is not None], model, cut)
+    arrays = {leaf_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
+    parts = {name: keep(name, x, kept) for name, x in arrays.items()}
+    weights = b"".join(data for _, data, _ in parts.values())
+    derived = {name: getattr(config, name) for name in ("kv_heads", "head_size", "hidden")}
+    shape = asdict(replace(config, vocab_size=vocab_size)) | derived
+    parameters = [
+        {"name": name, "shape": x.shape, "dtype": parts[name][0], "devices": ["browser"], "split": []}
+        for name, x in arrays.items()
+    ]
+    template, lacks = conversations(chat)
+    shown = {
+        **{"config": shape, "vocab_size": vocab_size, "parameters": parameters, "runs": [], "chat": lacks},
+        **{"lacks": ["run", "rollouts"], "limits": limits(config, MAX_TOKENS), **known},
+    }
+    told = {
+        **{"shown": shown, "template": template, "tokenizer": in_javascript(tokenizer)},
+        **{"ends": end_tokens(tokenizer.description), "sha256": [*hashlib.sha256(weights).digest()]},
+    }
+    as_there = jax.tree.map_with_path(lambda path, _: jnp.asarray(parts[leaf_name(path)][2]), model)
+    return assembled(told, weights), as_there
+
+
+def keep(name: str, x: np.ndarray, kept: str) -> tuple[str, bytes, np.ndarray]:
+    """Return how an array is kept, its bytes, and the numbers that they stand for. Vectors stay float32."""
+    if x.ndim - name.startswith("blocks.") < 2 or name.endswith("bias"):
+        return "float32", x.tobytes(), x
+    if kept == "bfloat16":
+        short = x.astype(jnp.bfloat16)
+        return kept, short.tobytes(), short.astype(np.float32)
+    scales = np.maximum(np.abs(x).max(-1, keepdims=True), 1e-30) / 127  # of each row
+    steps = np.rint(x / scales).astype(np.int8)
+    return kept, scales.tobytes() + steps.tobytes(), scales * steps
+
+
+def assembled(told: dict[str, Any], weights: bytes) -> str:
+    """Put page, model and weights into one file."""
+    codes = {path.name: path.read_text() for path in sorted(PAGE.glob("*.js"))}
+    codes["api.js"] = codes.pop("offline.js")
+    bare = {name: re.sub(r'(from|import) "\./(\w+\.js)"', r'\1 "\2"', code) for name, code in codes.items()}
+    imports = {name: url("text/javascript", code) for name, code in bare.items()}
+    scripts = {"importmap": json.dumps({"imports": imports}), "module": 'import "main.js";'}
+    style = (PAGE / "style.css").read_text()
+    allowed = f"style-src {source(style)}; script-src data: {' '.join(map(source, scripts.values()))}"
+    data = {
+        "served": json.dumps(told).replace("<", "\\u003c"),  # no text of the model ends its element
+        "weights": base64.b64encode(weights).decode(),
+    }
+    parts = {
+        "default-src 'self'; base-uri 'none'; form-action 'none'": f"{ASKS_NOBODY}; {allowed}",
+        'href="icon.svg"': f'href="{url("image/svg+xml", (PAGE / "icon.svg").read_text())}"',
+        '<link rel="stylesheet" href="style.css">': f"<style>{style}</style>",
+        '<script type="module" src="main.js"></script>': "\n".join(
+            f'<script type="{kind}">{text}</script>' for kind, text in scripts.items()
+        ),
+        "</body>": "\n".join(
+            f'<script type="text/plain" id="{name}">{text}</script>' for name, text in data.items()
+        )
+        + "\n</body>",
+    }
+    page = (PAGE / "index.html").read_text()
+    for old, new in parts.items():
+        page = page.replace(old, new)
+    return page
+
+
+def url(kind: str, text: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(text.encode()).decode()}"
+
+
+def source(text: str) -> str:
+    """Return the words by which a content security policy lets a script or style of the page in."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
+    """Return what a chat template writes between messages, by their roles, or what a conversation lacks."""
+    if chat.lacks:
+        return None, chat.lacks
+    between = {}
+
+    def pieces(roles: list[str], mark: str) -> dict[str, str]:
+        contents = [f"{mark}{i}{mark}" for i in range(len(roles))]
+        messages = [{"role": role, "content": x} for role, x in zip(roles, contents, strict=True)]
+        written = re.split("|".join(contents), chat.prompt(messages))
+        names = [f"{a}>{b}" for a, b in pairwise(["", *roles, ""])]
+        return dict(zip(names, written, strict=True))
+
+    try:
+        for roles in (SYSTEM_FIRST, SYSTEM_FIRST[1:]):
+            between |= pieces(roles, "\u2603")
+        again = pieces([*SYSTEM_FIRST, *SYSTEM_FIRST[2:]], " \n")
+        if again.items() <= between.items():
+            return {"between": between, "start": chat.start}, None
+    except (ApiError, ValueError):
+        pass  # of a template that refuses a system message, or changes what is said
+    return None, "the page cannot follow this model's chat template: serve the model with serve.py instead"
+
+
+def in_javascript(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a tokenizer as page/tokenizer.js takes it. Raises UserError for a kind that it cannot follow."""
+    match tokenizer.description:
+        case {"type": "char", "symbols": symbols}:
+            return {"tokens": [*symbols], "special": {}, "pattern": ".", "around": [[], []]}
+        case {"type": "tiktoken", "name": "gpt2"}:
+            special, pattern, merges, whole = {"<|endoftext|>": 50256}, GPT2_WORDS, None, True
+            ids = {spelled(tokenizer.bytes_of(i)): i for i in range(50256)}
+        case {"type": "tokenizers", "json": text}:
+            library = json.loads(text)
+            pattern, model = pattern_of(library), library["model"]
+            special = {token["content"]: token["id"] for token in library["added_tokens"]}
+            merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+            ids, whole = model["vocab"], model.get("ignore_merges", False)
+        case description:
+            raise UserError(f"the tokenizer {description.get('name')}: {ADVICE}")
+    tokens = [None] * tokenizer.vocab_size  # the ids may have gaps
+    for token, i in (ids | special).items():
+        tokens[i] = token
+    plain, more = (tokenizer.encode("a", add_special_tokens=add).tolist() for add in (False, True))
+    begin = more.index(plain[0])
+    return {
+        **{"tokens": tokens, "special": special, "pattern": re.sub(SPACES_IN, with_spaces, pattern)},
+        **{"around": [more[:begin], more[begin + len(plain) :]], "alphabet": spelled(bytes(range(256)))},
+        **{"merges": merges, "whole": whole},
+    }
+
+
+def pattern_of(library: dict[str, Any]) -> str:
+    """Return the regular expression of a text's words. Raises UserError for other than byte-level BPE."""
+    model, before = library["model"], library["pre_tokenizer"] or {}
+    match before.get("pretokenizers", [before]):
+        case [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}]:
+            pattern = GPT2_WORDS
+        case [
+            {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ]:
+            pass
+        case _:
+            pattern = None
+    odd = [model.get(name) for name in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")]
+    odd += [token[name] for token in library["added_tokens"] for name in ("lstrip", "rstrip", "single_word")]
+    if model["type"] != "BPE" or pattern is None or library["normalizer"] or any(odd):
+        raise UserError(f"the tokenizer, {model['type']} with rules of its own: {ADVICE}")
+    return pattern
+
+
+def with_spaces(found: re.Match) -> str:
+    """Write Unicode's white space in place of JavaScript's, which differs in two characters."""
+    if found[0].startswith("["):
+        return found[0].replace(r"\s", SPACES)
+    return f"[{SPACES}]" if found[0] == r"\s" else f"[^{SPACES}]"
+
+
+def spelled(data: bytes) -> str:
+    """Spell bytes as GPT-2's vocabulary does, each as one character."""
+    return "".join(CHARACTER_OF[byte] for byte in data)

@@ -1,0 +1,258 @@
+// The server's answers (api.js) in a page that is one file, which tools/serving/file.py writes: the model is in it.
+
+import { Cache, GPT, add, softmax } from "./model.js";
+import { Tokenizer } from "./tokenizer.js";
+
+const LIKELIEST = 10; // tokens of a place
+const AT_ONCE = 16; // tokens, after which the page may draw
+const PAUSE = 40; // milliseconds of work, after which it does
+
+// How numbers are kept; `row` is the last axis. `take` returns the next ones.
+const KEPT = {
+  float32: (take, n) => take(Float32Array, n),
+  bfloat16: (take, n) => new Float32Array(Uint32Array.from(take(Uint16Array, n), (x) => x << 16).buffer),
+  int8: (take, n, row) => {
+    const scales = take(Float32Array, n / row);
+    return Float32Array.from(take(Int8Array, n), (x, i) => x * scales[Math.floor(i / row)]);
+  },
+};
+
+export const loaded = load();
+loaded.catch(() => {}); // each question tells it
+
+/** Read the model. The file may be somebody else's, and is data alone. */
+async function load() {
+  const [told, kept] = ["served", "weights"].map((id) => document.getElementById(id)?.textContent), weights = {};
+  try {
+    const { sha256, ...served } = JSON.parse(told), { config, parameters } = served.shown;
+    const bytes = Uint8Array.from(atob(kept), (letter) => letter.charCodeAt(0));
+    const digest = [...new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))];
+    let at = 0;
+    const take = (Numbers, n) => new Numbers(bytes.buffer.slice(at, at += n * Numbers.BYTES_PER_ELEMENT));
+    for (const { name, shape, dtype } of parameters) {
+      const path = name.split("."), last = path.pop();
+      const module = path.reduce((tree, part) => (tree[part] ??= {}), weights);
+      module[last] = { shape, data: KEPT[dtype](take, shape.reduce((a, b) => a * b, 1), shape.at(-1)) };
+    }
+    if (at !== bytes.length || String(digest) !== String(sha256)) throw new Error("its weights are others");
+    return { ...served, model: GPT(config, weights), tokenizer: Tokenizer(served.tokenizer) };
+  } catch (error) {
+    throw new Error(`This file is damaged (${error.message}): get it again.`);
+  }
+}
+
+let rested = 0;
+
+/** Let the page answer its reader, if it could not for a while. @param {AbortSignal} [signal] */
+async function rest(signal) {
+  if (performance.now() - rested > PAUSE) {
+    await new Promise((done) => setTimeout(done));
+    rested = performance.now();
+  }
+  signal?.throwIfAborted();
+}
+
+/** @param {Float32Array} x (T, size) @returns {Float32Array[]} */
+const rows = (x, size) => Array.from({ length: x.length / size }, (_, t) => x.subarray(t * size, (t + 1) * size));
+
+/** The indices of the n largest values. @param {Float32Array} x */
+const largest = (x, n) => [...x.keys()].sort((a, b) => x[b] - x[a]).slice(0, n);
+
+/** Probabilities after temperature, top-k and top-p, as generation/decode.py has them; ties are kept.
+ * @param {Float32Array} logits @param {number | null} top_k */
+function drawnFrom(logits, temperature, top_k, top_p) {
+  const most = logits.reduce((a, b) => Math.max(a, b));
+  if (temperature === 0) return logits.map((_, id) => (id === logits.indexOf(most) ? 1 : 0));
+  let kept = logits.map((x) => (x - most) / temperature);
+  const order = top_k || top_p < 1 ? largest(kept, kept.length) : [];
+  const keep = (least) => { kept = kept.map((x) => (x < least ? -Infinity : x)); };
+  if (top_k) keep(kept[order[Math.min(top_k, order.length) - 1]]);
+  if (top_p < 1) {
+    const probabilities = softmax(kept);
+    let sum = 0;
+    keep(kept[order.find((id) => (sum += probabilities[id]) >= top_p) ?? order.at(-1)]);
+  }
+  return softmax(kept);
+}
+
+/** Numbers from 0 to 1 by a seed: splitmix32, of which the server knows nothing. @param {number} seed */
+function generator(seed) {
+  return () => {
+    seed = (seed + 0x9e3779b9) | 0;
+    let z = Math.imul(seed ^ (seed >>> 16), 0x21f0aaad);
+    z = Math.imul(z ^ (z >>> 15), 0x735a2d97);
+    return ((z ^ (z >>> 15)) >>> 0) / 2 ** 32;
+  };
+}
+
+/** What the server would answer, by its path. @param {any} served what is in the file */
+function answers(served) {
+  const { shown, model, tokenizer, template, ends } = served, { config, vocab_size, version } = shown;
+  const { n_layer: L, n_head: H, kv_heads: K, head_size: C, n_embd: D, block_size } = config;
+  const half = Math.max(1, block_size >> 1); // what is kept of a text that grows past block_size
+
+  function read(text) {
+    const ids = typeof text === "string" ? tokenizer.encode(text) : text;
+    if (ids.length && ids.every((id) => id < vocab_size)) return ids;
+    throw new Error("These are no tokens of this model.");
+  }
+
+  function told(ids, more = {}) {
+    const spell = tokenizer.stream();
+    return { tokens: ids.map((id) => ({ id, text: spell(id) })), ...more };
+  }
+
+  const names = (ids) => Object.fromEntries([...new Set(ids)].map((id) => [id, tokenizer.spelling(id)]));
+
+  /** The tokens of a conversation, and of the answer's beginning. */
+  function prompt(messages) {
+    const after = messages.map(({ role }, i) => template.between[`${role}>${messages[i + 1]?.role ?? ""}`]);
+    const text = messages.map(({ content }, i) => content + after[i]).join("");
+    const ids = tokenizer.encode(template.between[`>${messages[0].role}`] + text);
+    return template.start === null || ids[0] === template.start ? ids : [template.start, ...ids];
+  }
+
+  /** Pass tokens through the model, some at a time. Return the features, (T, D). */
+  async function features(ids, signal, cache = Cache(config), through = undefined) {
+    const found = new Float32Array(ids.length * D);
+    for (let i = 0; i < ids.length; i += AT_ONCE) {
+      found.set(model.features(ids.slice(i, i + AT_ONCE), cache, through), i * D);
+      await rest(signal);
+    }
+    return found;
+  }
+
+  /** Look into the model: for each layer the residual stream before it, what attention and MLP add, and all heads. */
+  async function inside(text, signal) {
+    const ids = read(text), cache = Cache(config);
+    const seen = Array.from({ length: L }, () => ({ stream: [], attn: [], mlp: [], queries: [], weights: [] }));
+    const last = []; // the stream after the last layer
+    let calls = 0;
+    await features(ids, signal, cache, (block, x, attend) => {
+      const layer = seen[calls++ % L];
+      const attn = block.attn(block.ln_1(x), (q, k, v) => attend(q, k, v, (weights, query) => {
+        layer.queries.push([...query]); // of token t and head h at t * H + h
+        layer.weights.push([...weights]);
+      }));
+      const mlp = block.mlp(block.ln_2(add(x, attn))), y = add(add(x, attn), mlp);
+      for (const [name, z] of Object.entries({ stream: x, attn, mlp })) layer[name].push(...rows(z, D));
+      if (layer === seen[L - 1]) last.push(...rows(y, D));
+      return y;
+    });
+    return { ids, seen, cache, streams: [...seen.map(({ stream }) => stream), last] };
+  }
+
+  /** All heads' weights: the rows up to the diagonal, in 65535ths. */
+  async function attention({ text }, signal) {
+    const { ids, seen } = await inside(text, signal), T = ids.length;
+    const shares = seen.flatMap(({ weights }) => Array.from({ length: H }, (_, h) =>
+      ids.map((_, t) => weights[t * H + h].map((x) => Math.round(65535 * x))))).flat(2);
+    const letters = [...new Uint8Array(Uint16Array.from(shares).buffer)].map((byte) => String.fromCharCode(byte));
+    return told(ids, { shape: [L, H, T], weights: btoa(letters.join("")) });
+  }
+
+  /** How a head comes to the weight with which a token attends to another. */
+  async function cell({ text, layer, head, reader, read: column }, signal) {
+    const { seen, cache } = await inside(text, signal), shared = Math.floor((head * K) / H);
+    const [keys, values] = [cache.keys, cache.values].map((all) =>
+      rows(all[layer], C).filter((_, i) => i % K === shared).slice(0, reader + 1).map((x) => [...x]));
+    const query = seen[layer].queries[reader * H + head], weights = seen[layer].weights[reader * H + head];
+    const scores = keys.map((key) => key.reduce((sum, x, c) => sum + x * query[c], 0) / Math.sqrt(C));
+    const output = query.map((_, c) => values.reduce((sum, value, s) => sum + weights[s] * value[c], 0));
+    return { query, key: keys[column], value: values[column], scores, weights, output };
+  }
+
+  /** What the head predicts after each layer, and the norms of the residual stream and of what is added to it. */
+  async function lens({ text, k }, signal) {
+    const { ids, seen, streams } = await inside(text, signal), likeliest = [], probabilities = [];
+    for (const stream of streams) {
+      const after = [];
+      for (const x of stream) {
+        after.push(softmax(model.logits(model.ln_f(x))));
+        await rest(signal);
+      }
+      likeliest.push(after.map((p) => largest(p, k)));
+      probabilities.push(after.map((p) => largest(p, k).map((id) => p[id])));
+    }
+    const norms = (vectors) => vectors.map((x) => Math.hypot(...x));
+    return told(ids, { likeliest, probabilities, names: names(likeliest.flat(2)), stream_norms: streams.map(norms),
+      attn_norms: seen.map(({ attn }) => norms(attn)), mlp_norms: seen.map(({ mlp }) => norms(mlp)) });
+  }
+
+  /** What could stand at each place of a text, in the windows in which the model writes. */
+  async function places({ text, prompt, temperature, top_k, top_p }, signal) {
+    const ids = read(text), found = [];
+    for (let start = Math.max(0, prompt - block_size), first = start + 1; first <= ids.length;) {
+      const last = Math.min(ids.length, start + block_size), x = await features(ids.slice(start, last), signal);
+      for (let i = first; i <= last; i++) {
+        const logits = model.logits(rows(x, D)[i - 1 - start]);
+        const before = softmax(logits), after = drawnFrom(logits, temperature, top_k, top_p);
+        const likeliest = largest(before, LIKELIEST), of = (p) => likeliest.map((id) => p[id]);
+        found.push({ likeliest, likeliest_before: of(before), likeliest_after: of(after), before: before[ids[i]],
+          after: after[ids[i]] });
+        await rest(signal);
+      }
+      [first, start] = [last + 1, last + 1 - half];
+    }
+    const unseen = Array.from({ length: ids.length + 1 - found.length }, () => null);
+    return told(ids, { places: [...unseen, ...found], names: names([...ids, ...found.flatMap((x) => x.likeliest)]) });
+  }
+
+  /** Draw tokens, and yield what came since the last rest, as the server's events. */
+  async function* write({ prompt: begun, messages, max_tokens, seed, temperature, top_k, top_p }, signal) {
+    const random = generator(seed), spell = tokenizer.stream();
+    let context = read(messages ? prompt(messages) : begun), cache = Cache(config), drawn = [];
+    if (context.length > block_size) throw new Error(`The model takes ${block_size} tokens, not ${context.length}.`);
+    context.slice(-8).forEach(spell); // a character may begin there
+    let shown = 0;
+    for (let made = 0; made < max_tokens; made++) {
+      const x = await features(context.slice(cache.length), signal, cache), logits = model.logits(x.subarray(-D));
+      const id = chosen(drawnFrom(logits, temperature, top_k, top_p), random());
+      if (ends.includes(id)) break;
+      drawn.push({ id, text: spell(id), logprob: Math.log(softmax(logits)[id]), bytes: [...tokenizer.bytesOf(id)] });
+      context = [...context, id];
+      if (context.length > block_size) [context, cache] = [context.slice(-half), Cache(config)];
+      if (performance.now() - shown < PAUSE) continue;
+      yield event(drawn, version);
+      [drawn, shown] = [[], performance.now()];
+    }
+    if (drawn.length) yield event(drawn, version);
+  }
+
+  return { write, "inside/model": () => shown, "inside/checkpoints": () => ({ checkpoints: [] }),
+    "inside/example": () => told(read(shown.example)), "inside/tokens": ({ text }) => told(read(text)),
+    "inside/chat": ({ messages }) => told(prompt(messages)), "inside/places": places, "inside/attention": attention,
+    "inside/cell": cell, "inside/lens": lens };
+}
+
+/** The token below which a share of the probabilities lies. @param {Float32Array} probabilities */
+function chosen(probabilities, share) {
+  let left = share;
+  const found = probabilities.findIndex((p) => (left -= p) < 0);
+  return found >= 0 ? found : probabilities.findLastIndex((p) => p > 0); // the sum is not exactly 1
+}
+
+/** Tokens as both APIs tell them: that of completions and that of chats. */
+function event(drawn, version) {
+  const all = (name) => drawn.map((token) => token[name]), text = all("text").join("");
+  const text_offset = drawn.map((_, i) => [...all("text").slice(0, i).join("")].length); // in characters
+  const logprobs = { content: drawn, token_ids: all("id"), token_logprobs: all("logprob"), text_offset };
+  return { system_fingerprint: version, choices: [{ text, delta: { content: text }, logprobs }] };
+}
+
+/** @param {string} path */
+export const get = (path) => post(path, {});
+
+/** @type {typeof import("./api.js").post} */
+export async function post(path, body, signal) {
+  return answers(await loaded)[path](body, signal);
+}
+
+/** @type {typeof import("./api.js").stream} */
+export async function* stream(_, body, signal) {
+  yield* answers(await loaded).write(body, signal);
+}
+
+/** Whatever else is asked tells of a damaged file. */
+export const health = () => loaded.then(({ shown: { version } }) => ({ status: "ok", version }),
+  () => ({ status: "ok", version: "damaged" }));

@@ -1,0 +1,59 @@
+// Text to token ids and back: characters, or byte-pair encoding (arXiv:1508.07909), as tools/serving/file.py tells it.
+
+/** @typedef {{tokens: string[], special: {[name: string]: number}, pattern: string, around: number[][],
+ * alphabet?: string, merges?: string[], whole?: boolean}} Description
+ * pattern: of the words of a text; around: what is put before and after it. Of byte pairs, whose tokens are spelled in
+ * the characters of 256 bytes, `alphabet`: merges, the first first, or else by the id of what they make; whole: a word
+ * that is a token needs none */
+
+const utf8 = new TextEncoder();
+
+/** @param {Description} description */
+export function Tokenizer({ tokens, special, pattern, around: [before, after], alphabet, merges, whole }) {
+  const ids = new Map(tokens.map((token, id) => [token, id])), words = new RegExp(pattern, "gsu");
+  const names = Object.keys(special).map((name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+  const named = new RegExp(`(${names.join("|") || "(?!)"})`), unspelled = new Set(Object.values(special));
+  const order = merges && new Map(merges.map((pair, i) => [pair, i]));
+  const rank = (a, b) => (order ? order.get(`${a} ${b}`) : ids.get(a + b)) ?? Infinity;
+
+  function idsOf(word) {
+    let parts = alphabet ? [...utf8.encode(word)].map((byte) => alphabet[byte]) : [word];
+    if (whole && ids.has(parts.join(""))) parts = [parts.join("")];
+    for (;;) {
+      const ranks = parts.slice(1).map((part, i) => rank(parts[i], part)), least = Math.min(...ranks);
+      if (least === Infinity) break;
+      const i = ranks.indexOf(least);
+      parts.splice(i, 2, parts[i] + parts[i + 1]);
+    }
+    if (!parts.every((part) => ids.has(part))) throw new Error(`The vocabulary of ${tokens.length} lacks "${word}".`);
+    return parts.map((part) => ids.get(part));
+  }
+
+  /** @param {string} text */
+  function encode(text) {
+    const known = (part) => (Object.hasOwn(special, part) ? [special[part]] : (part.match(words) ?? []).flatMap(idsOf));
+    return [...before, ...text.toWellFormed().split(named).flatMap(known), ...after];
+  }
+
+  /** @param {number} id */
+  function bytesOf(id) {
+    const token = tokens[id];
+    if (!alphabet || token == null || unspelled.has(id)) return utf8.encode(token ?? "\ufffd");
+    return Uint8Array.from(token, (letter) => alphabet.indexOf(letter));
+  }
+
+  /** What turns the next token's bytes into the text that they complete: "" in the middle of a character. */
+  function stream() {
+    const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+    return (id) => decoder.decode(bytesOf(id), { stream: true });
+  }
+
+  /** A token's text; for a part of a character its bytes, as OpenAI writes them. */
+  function spelling(id) {
+    const bytes = bytesOf(id), text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
+    return text.includes("\ufffd") ? `bytes:${[...bytes].map((x) => `\\x${x.toString(16).padStart(2, "0")}`).join("")}`
+      : text;
+  }
+
+  return { encode, bytesOf, stream, spelling };
+}
