@@ -1,11 +1,9 @@
 """A model in one HTML file: page/model.js against JAX, without a browser. test_page.py opens such files in one."""
 
 import json
-import re
 import shutil
 import subprocess
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import jax
