@@ -1,6 +1,9 @@
-"""A model in one HTML file: page/model.js against JAX, without a browser. test_page.py opens such files in one."""
+"""A model in one HTML file: its JavaScript against JAX and the tokenizers' libraries, without a browser."""
 
+import base64
 import json
+import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -10,13 +13,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
-from data.tokenizer import CharTokenizer
+from data.conversations import Renderer
+from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
+from data.train_tokenizer import save, train
+from data.writer import load_tokenizer
 from generation.decode import GREEDY, generate
 from model import GPT, GPTConfig
+from tests.helpers import ROOT
 from tools.inside.views import heads, lens
 from tools.serving.chat import Chat
-from tools.serving.file import html
+from tools.serving.file import conversations, html
+from tools.serving.insight import places
+from tools.serving.requests import Drawing
+from tools.serving.text import read_prompt
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 SMALL = GPTConfig(block_size=24, vocab_size=33, n_layer=2, n_head=4, n_embd=24)
@@ -57,7 +68,7 @@ def ask(folder: Path, *questions: tuple[str, dict]) -> list:
     words = ["node", str(script), str(folder / "model.html")]
     done = subprocess.run(words, input=lines, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.split("\n")[:-1]]
 
 
 @node
@@ -76,7 +87,7 @@ def test_logits_heads_and_lens_are_those_of_jax(tmp_path, shape, kept):
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=1e-4)
 
     theirs, rows, columns = heads(model, ids), *np.tril_indices(24)
-    shares = np.frombuffer(__import__("base64").b64decode(attention["weights"]), "<u2") / 65535
+    shares = np.frombuffer(base64.b64decode(attention["weights"]), "<u2") / 65535
     assert attention["shape"] == [2, H, 24]
     np.testing.assert_allclose(shares.reshape(2, H, -1), theirs.weights[:, :, rows, columns], atol=1e-4)
     [vectors] = ask(tmp_path, ("inside/cell", cell))
@@ -123,3 +134,181 @@ def test_a_thousand_greedy_texts_are_those_of_jax(tmp_path, shape):
     assert (
         ask(tmp_path, *asked) == np.concatenate(list(drawn), axis=1).tolist()
     )  # 45 tokens, in a context of 24
+
+
+# --- drawing ------------------------------------------------------------------------------------------------
+
+
+@node
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0}, {"temperature": 0.5, "top_k": 5}, {"temperature": 1.7, "top_p": 0.6}]
+)
+def test_what_could_stand_at_each_place_is_the_servers_answer(tmp_path, settings):
+    model = written(tmp_path, random_model(LLAMA))
+    ids = np.random.default_rng(0).integers(0, 33, 60)  # two and a half contexts
+    drawing = {"temperature": 1, "top_k": 0, "top_p": 1} | settings
+    for prompt in (0, 30):
+        [found] = ask(tmp_path, ("inside/places", {"text": ids.tolist(), "prompt": prompt, **drawing}))
+        expected = places(model, ids, prompt, Drawing(**drawing), 33)
+        seen = [place for place in found["places"] if place]
+        assert len(seen) == len(expected.before) and len(found["places"]) == 61
+        for name in ("likeliest_before", "likeliest_after"):
+            ours, theirs = [place[name] for place in seen], getattr(expected, name)
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        for name in ("before", "after"):
+            np.testing.assert_allclose(
+                [place[name] for place in seen[:-1]], getattr(expected, name)[:-1], atol=1e-5
+            )
+
+
+@node
+def test_tokens_are_drawn_as_likely_as_they_are_and_the_same_by_the_same_seed(tmp_path):
+    written(tmp_path, random_model(GPT2))
+    body = {"prompt": [5, 2], "temperature": 0.9, "top_k": 6, "top_p": 0.95, "max_tokens": 1}
+    n = 4000
+    *drawn, seen = ask(
+        tmp_path,
+        *(("write", body | {"seed": seed}) for seed in range(n)),
+        ("inside/places", body | {"text": [5, 2], "prompt": 0}),
+    )
+    place = seen["places"][-1]
+    counts = np.bincount(np.ravel(drawn), minlength=33)
+    expected = np.zeros(33)
+    expected[place["likeliest"]] = place["likeliest_after"]
+    assert (counts[expected == 0] == 0).all() and (expected > 0.01).sum() > 2
+    assert (np.abs(counts - n * expected) < 5 * np.sqrt(n * expected) + 1).all()
+    long = body | {"max_tokens": 60, "seed": 7}
+    first, again, other = ask(tmp_path, ("write", long), ("write", long), ("write", long | {"seed": 8}))
+    assert first == again != other and len(first) == 60
+
+
+# --- text ---------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    "the cat, the theatre; 'tis 1234567 don't\n\n  two  spaces\t\r\n end  ",
+    "naïve Ω 漢字 🤖👩‍👩‍👧 \u00a0no-break\u0085next line\ufeffmark\u2003em  ",
+    "<|endoftext|>the<|endoftext|> <|endof",
+    "x" * 300 + "\u0301" + " " * 40,
+]
+
+
+def split_json(tmp_path) -> JsonTokenizer:
+    """A tokenizer with words as Llama 3 has them, which looks a word up before it merges."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
+    words = r"'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    words += r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    tokenizer.add_special_tokens(["<|begin|>", "<|endoftext|>"])
+    begin = [("<|begin|>", tokenizer.token_to_id("<|begin|>"))]
+    template = tokenizers.processors.TemplateProcessing(single="<|begin|> $A", special_tokens=begin)
+    tokenizer.post_processor = template
+    return JsonTokenizer(tokenizer.to_str())
+
+
+@node
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("bytes", "trained", "split"),
+        pytest.param(
+            "gpt2",
+            marks=pytest.mark.skipif(
+                "TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2"
+            ),
+        ),
+    ],
+)
+def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, tokenizer_json, kind):
+    if kind == "gpt2":
+        tokenizer = TiktokenTokenizer("gpt2")
+    elif kind == "split":
+        tokenizer = split_json(tmp_path)
+    elif kind == "trained":
+        save(train(iter(TEXTS), 300), tmp_path)
+        tokenizer = load_tokenizer(str(tmp_path))
+    else:
+        tokenizer = load_tokenizer(str(tokenizer_json))
+    written(tmp_path, random_model(replace(GPT2, vocab_size=tokenizer.vocab_size)), tokenizer=tokenizer)
+    for text, found in zip(
+        TEXTS, ask(tmp_path, *(("inside/tokens", {"text": text}) for text in TEXTS)), strict=True
+    ):
+        ids = [token["id"] for token in found["tokens"]]
+        assert ids == tokenizer.encode(text, add_special_tokens=True).tolist()
+        spelled, tokens = read_prompt(tokenizer, np.array(ids))
+        assert [token["text"] for token in found["tokens"]] == [spelled[x.start : x.end] for x in tokens]
+
+
+@node
+def test_a_character_that_the_model_lacks_is_named(tmp_path):
+    written(tmp_path, random_model(GPT2))
+    good, bad, high = ask(tmp_path, *(("inside/tokens", {"text": text}) for text in ("ABC", "AΩ", [33])))
+    assert [token["id"] for token in good["tokens"]] == [0, 1, 2]
+    assert bad["error"] == 'The vocabulary of 33 lacks "Ω".' and "no tokens" in high["error"]
+
+
+@node
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_conversation_has_the_servers_prompt(tmp_path, begins):
+    save(train(iter(TEXTS), 300), tmp_path)
+    template = (ROOT / "data/chat.jinja").read_text()
+    own = template if begins else template.replace("{{- bos_token or '' -}}", "")
+    renderer = Renderer(Renderer(load_tokenizer(str(tmp_path)), own).tokenizer, None)
+    chat = Chat(renderer.tokenizer.description, renderer.start)
+    model = random_model(replace(GPT2, vocab_size=renderer.tokenizer.vocab_size, block_size=200))
+    written(tmp_path, model, tokenizer=renderer.tokenizer, chat=chat)
+    said = [
+        {"role": role, "content": f" {role}, <|im_end|> "} for role in "system user assistant user".split()
+    ]
+    chats = said, said[1:], said[1:2], [*said, *said[2:]]
+    for messages, found in zip(
+        chats, ask(tmp_path, *(("inside/chat", {"messages": x}) for x in chats)), strict=True
+    ):
+        assert [token["id"] for token in found["tokens"]] == renderer.prompt(messages).tolist()
+
+
+def test_a_template_that_does_more_than_to_join_is_not_followed():
+    description = {"uses": {"chat_template": "{{ messages[0]['content'] | trim }}", "special_tokens": {}}}
+    assert "serve.py" in conversations(Chat(description))[1]
+    assert "no chat template" in conversations(Chat({}))[1]
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+def test_int8_is_within_half_a_step_and_vectors_are_as_they_were(tmp_path):
+    model = random_model(GPT2)
+    for kept, bound in (("bfloat16", 2**-8), ("int8", 1 / 254)):
+        there = written(tmp_path, model, kept)
+        most = jnp.abs(model.wte).max(-1, keepdims=True) if kept == "int8" else jnp.abs(model.wte)
+        assert 0 < (jnp.abs(there.wte - model.wte) / most).max() <= bound * 1.001
+        assert (there.ln_f.weight == model.ln_f.weight).all()
+        assert (there.blocks.attn.c_q.bias == model.blocks.attn.c_q.bias).all()
+
+
+@node
+@pytest.mark.parametrize("damage", ["cut", "changed", "config"])
+def test_a_damaged_file_says_so_in_a_line(tmp_path, damage):
+    written(tmp_path, random_model(GPT2))
+    page = (tmp_path / "model.html").read_text()
+    at = page.index('id="weights">') + 500
+    changed = {
+        "cut": page[:at] + page[page.index("</script>", at) :],
+        "changed": page[:at] + ("A" if page[at] != "A" else "B") + page[at + 1 :],
+        "config": page.replace('"n_layer": 2', '"n_layer": 200000000'),
+    }
+    (tmp_path / "model.html").write_text(changed[damage])
+    [found] = ask(tmp_path, ("inside/model", {}))
+    assert re.fullmatch(r"This file is damaged \(.{1,80}\): get it again\.", found["error"])
+
+
+def test_no_text_of_the_model_is_markup(tmp_path):
+    written(tmp_path, random_model(GPT2))
+    page = (tmp_path / "model.html").read_text()
+    assert "</script><b>small" not in page and page.count("<script") == page.count("</script>") == 4
+    assert "connect-src" not in page and "default-src 'none'" in page and "unsafe" not in page

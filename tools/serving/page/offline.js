@@ -31,10 +31,12 @@ async function load() {
     const take = (Numbers, n) => new Numbers(bytes.buffer.slice(at, at += n * Numbers.BYTES_PER_ELEMENT));
     for (const { name, shape, dtype } of parameters) {
       const path = name.split("."), last = path.pop();
+      if (path[0] === "blocks" && shape[0] !== config.n_layer) throw new Error("it has other layers");
       const module = path.reduce((tree, part) => (tree[part] ??= {}), weights);
       module[last] = { shape, data: KEPT[dtype](take, shape.reduce((a, b) => a * b, 1), shape.at(-1)) };
     }
-    if (at !== bytes.length || String(digest) !== String(sha256)) throw new Error("its weights are others");
+    const fits = at === bytes.length && String(weights.wte.shape) === String([config.vocab_size, config.n_embd]);
+    if (!fits || String(digest) !== String(sha256)) throw new Error("it has other weights");
     return { ...served, model: GPT(config, weights), tokenizer: Tokenizer(served.tokenizer) };
   } catch (error) {
     throw new Error(`This file is damaged (${error.message}): get it again.`);
