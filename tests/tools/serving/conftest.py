@@ -6,6 +6,7 @@ from dataclasses import replace
 import jax
 import pytest
 
+import export
 from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer
@@ -39,6 +40,22 @@ def server(run):
 
 
 @pytest.fixture(scope="session")
+def model_file(run, tmp_path_factory):
+    """The URL of a file that holds the model of `run`."""
+    path = tmp_path_factory.mktemp("pages") / "model.html"
+    export.main([f"--out_dir={run}", f"--to={path}", "--format=html"])
+    return path.as_uri()
+
+
+@pytest.fixture
+def at(request):
+    """The URL of the page: a server's, or for tests of `both` also a file's."""
+    if getattr(request, "param", "server") == "file":
+        return request.getfixturevalue("model_file")
+    return request.getfixturevalue("server")[0] + "/"
+
+
+@pytest.fixture(scope="session")
 def byte_run(tmp_path_factory, tokenizer_json):
     """A run whose tokens are bytes, so that most characters are several."""
     return save_random(tmp_path_factory.mktemp("runs") / "bytes", load_tokenizer(str(tokenizer_json)))
@@ -59,7 +76,7 @@ def kept_open(browser):
 
 
 @pytest.fixture
-def open_page(browser, kept_open, server):
+def open_page(browser, kept_open, at):
     """`open_page(view, ...)` opens the page; afterwards what it asked for and logged is looked at:
     it asks no other host and logs no error.
 
@@ -68,15 +85,13 @@ def open_page(browser, kept_open, server):
     """
     contexts, pages, asked, logged = [], [], [], []
 
-    def open_page(
-        view="write", expected=(), empty=True, at=server[0], context=None, shows="parameters", **settings
-    ):
-        if context is None and (pages or settings):
+    def open_page(view="write", expected=(), empty=True, at=at, context=None, shows="parameters", **settings):
+        if context is None and (pages or settings or at.startswith("file:")):
             context = browser.new_context(**settings)
             contexts.append(context)
         elif context is None:
             context = kept_open.context
-            kept_open.goto(f"{at}/health")
+            kept_open.goto(f"{at}health")
             kept_open.evaluate("localStorage.clear()")  # of what another test left
         page = context.new_page()
         pages.append(page)
@@ -90,7 +105,7 @@ def open_page(browser, kept_open, server):
 
         page.on("dialog", lambda dialog: log(dialog.message))
         page.on("console", lambda message: message.type in ("error", "warning") and log(message.text))
-        page.goto(view if "://" in view else f"{at}/#/{view}")
+        page.goto(view if "://" in view else f"{at}#/{view}")
         page.wait_for_selector(f"header:has-text('{shows}')")
         if empty:
             page.wait_for_selector(".by:has-text('An example')")
@@ -101,4 +116,5 @@ def open_page(browser, kept_open, server):
     for opened in (*pages, *contexts):
         opened.close()
     assert logged == []
-    assert [url for url in asked if not re.match(r"(http://127\.0\.0\.1:\d+/|blob:)", url)] == []
+    asks_nobody = r"(http://127\.0\.0\.1:\d+/|blob:|data:|file:.*/model\.html)"
+    assert [url for url in asked if not re.match(asks_nobody, url)] == []

@@ -5,6 +5,11 @@ import pytest
 expect = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
 ).expect
+# The page is answered by a server, or by the file that it is in. Where little differs, the second can wait.
+both = pytest.mark.parametrize("at", ["server", "file"], indirect=True)
+both_at_last = pytest.mark.parametrize(
+    "at", ["server", pytest.param("file", marks=pytest.mark.slow)], indirect=True
+)
 VIEWS = ["write", "chat", "attention", "lens", "loss", "run"]
 READY = {  # what is there once a view is
     "write": ".path button",

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from config.command_line import UserError
 from data.conversations import Renderer
 from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
 from data.train_tokenizer import save, train
@@ -24,7 +25,7 @@ from model import GPT, GPTConfig
 from tests.helpers import ROOT
 from tools.inside.views import heads, lens
 from tools.serving.chat import Chat
-from tools.serving.file import conversations, html
+from tools.serving.file import conversations, html, in_javascript
 from tools.serving.insight import places
 from tools.serving.requests import Drawing
 from tools.serving.text import read_prompt
@@ -276,6 +277,15 @@ def test_a_template_that_does_more_than_to_join_is_not_followed():
     description = {"uses": {"chat_template": "{{ messages[0]['content'] | trim }}", "special_tokens": {}}}
     assert "serve.py" in conversations(Chat(description))[1]
     assert "no chat template" in conversations(Chat({}))[1]
+
+
+def test_a_tokenizer_of_another_kind_is_refused():
+    unigram = tokenizers.Tokenizer(tokenizers.models.Unigram([("a", 0.0), ("<unk>", -1.0)], unk_id=1))
+    prefixed = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
+    prefixed.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    for other in (unigram, prefixed):
+        with pytest.raises(UserError, match="with rules of its own: .* serve.py"):
+            in_javascript(JsonTokenizer(other.to_str()))
 
 
 # --- the file -----------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import pytest
 from tests.tools.serving.on_page import (
     READY,
     VIEWS,
+    both,
+    both_at_last,
     button,
     chosen,
     chosen_head,
@@ -30,12 +32,13 @@ def two_runs(run, tmp_path_factory):
     """The address of a server of two runs; the other has one layer."""
     other = train_run(tmp_path_factory.mktemp("beside"), n_layer=1)
     with serving(out_dir=str(run), beside=str(other)) as (at, _):
-        yield at
+        yield f"{at}/"
 
 
 # --- writing ------------------------------------------------------------------------------------------------
 
 
+@both
 def test_a_text_is_written_looked_at_and_gone_on_from_elsewhere(open_page):
     page = open_page()
     write(page, "the <b>qu")
@@ -66,6 +69,7 @@ def test_a_text_is_written_looked_at_and_gone_on_from_elsewhere(open_page):
     assert again != first and again.startswith("the <b>qu") and len(again) == len(first)
 
 
+@both
 def test_the_text_is_edited_anywhere_and_undo_keeps_what_was_typed(open_page):
     page = open_page(expected=["400 (Bad Request)"])
     write(page, "the quick")
@@ -120,6 +124,7 @@ def test_all_of_writing_by_keyboard(open_page):
         assert page.get_attribute(f"#tab-{view}", "aria-selected") == "true"
 
 
+@both_at_last
 def test_the_first_keys_begin_a_text_of_ones_own(open_page):
     page = open_page(empty=False)
     page.wait_for_selector(".place .choice")
@@ -182,6 +187,7 @@ def test_seed_and_count_ask_for_nothing_and_temperature_does(open_page):
         page.get_by_label("Temperature").fill("0")
 
 
+@both_at_last
 def test_a_long_text_scrolls_along_while_it_is_written(open_page):
     page = open_page(viewport={"width": 800, "height": 500})
     write(page, "\n".join("the quick" for _ in range(30)), tokens=200)
@@ -190,6 +196,7 @@ def test_a_long_text_scrolls_along_while_it_is_written(open_page):
     assert box.evaluate("box => box.clientHeight <= 0.6 * innerHeight + 1")
 
 
+@both_at_last
 def test_a_models_text_is_text(open_page):
     page = open_page()
     write(page, "jumps over <img src=x onerror=alert(1)> the <b>", tokens=100)
@@ -203,7 +210,7 @@ def test_a_models_text_is_text(open_page):
 def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_page, run, tmp_path):
     waiting = "no model yet · waiting for the first checkpoint of run"
     with starting(out_dir=str(tmp_path / "run"), follow=True) as at:
-        page = open_page(expected=["503"], empty=False, at=at, shows=waiting)
+        page = open_page(expected=["503"], empty=False, at=f"{at}/", shows=waiting)
         assert page.locator("#save").get_attribute("aria-disabled") == "true"
         page.locator("#area").fill("the ")
         page.keyboard.press("Control+Enter")
@@ -221,6 +228,7 @@ def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_pag
 # --- one token in five views --------------------------------------------------------------------------------
 
 
+@both_at_last
 def test_a_chosen_token_is_the_same_in_all_views_and_in_the_url(open_page):
     page = open_page()
     show(page, "the quick brown fox")
@@ -251,6 +259,7 @@ def test_a_chosen_token_is_the_same_in_all_views_and_in_the_url(open_page):
     assert text_of(page) == "the quick brown fox"
 
 
+@both_at_last
 def test_how_a_token_came_to_be_is_played_stepped_and_stopped(open_page):
     page = open_page(reduced_motion="reduce")
     show(page, "the quick")
@@ -271,6 +280,7 @@ def test_how_a_token_came_to_be_is_played_stepped_and_stopped(open_page):
     assert chosen_head(page).startswith("layer 2, ")
 
 
+@both
 def test_attention_of_a_token_and_of_all_heads(open_page):
     page = open_page("attention")
     show(page, "the quick brown fox jumps")
@@ -299,6 +309,7 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     page.wait_for_selector("#attention .told:has-text('t (token 1) gives 100% of its attention to t')")
 
 
+@both_at_last
 def test_a_url_with_a_head_that_is_not_there_opens_on_the_sharpest(open_page):
     page = open_page("attention?layer=1&head=2")
     show(page, "the quick")
@@ -306,6 +317,7 @@ def test_a_url_with_a_head_that_is_not_there_opens_on_the_sharpest(open_page):
     assert re.fullmatch("layer [12], head [12]", chosen_head(page))
 
 
+@both
 def test_a_cell_explains_its_arithmetic(open_page):
     page = open_page("attention")
     show(page, "the quick")
@@ -328,6 +340,7 @@ def test_a_cell_explains_its_arithmetic(open_page):
     page.wait_for_function("() => /read=\\d+/.test(location.hash)")
 
 
+@both_at_last
 def test_a_text_that_is_too_long_for_a_view_is_looked_at_around_the_chosen_token(open_page):
     page = open_page("attention")
     show(page, "the quick brown fox jumps over the lazy dog")
@@ -336,6 +349,7 @@ def test_a_text_that_is_too_long_for_a_view_is_looked_at_around_the_chosen_token
     page.wait_for_selector("#attention .most:has-text('At e, before it wrote ␣')")
 
 
+@both
 def test_the_lens_layer_by_layer(open_page):
     page = open_page("lens")
     show(page, "the quick")
@@ -424,6 +438,7 @@ class Hand:
         self.page.get_by_label(label).select_option(option)
 
 
+@both_at_last
 def test_to_see_why_it_wrote_this_token_takes_three_clicks(open_page):
     page = open_page()
     write(page, "the quick")
@@ -524,6 +539,7 @@ def test_a_model_without_a_run_says_so_and_has_no_slider(open_page, server, monk
 # --- kept ---------------------------------------------------------------------------------------------------
 
 
+@both_at_last
 def test_a_reload_keeps_the_text_and_all_that_can_be_undone(open_page):
     page = open_page()
     write(page, "the quick")
@@ -553,6 +569,7 @@ def test_a_reload_in_mid_stream_keeps_what_was_written(open_page):
     assert text_of(page).startswith("the quick") and len(text_of(page)) > 20
 
 
+@both_at_last
 def test_what_is_typed_is_there_after_a_reload(open_page):
     page = open_page()
     area = page.locator("#area")
@@ -581,6 +598,7 @@ def test_what_is_typed_before_the_model_is_there_is_another_text(open_page):
     expect(page.locator(".kept button.plain")).to_have_text(["the end", "the quick"])
 
 
+@both_at_last
 def test_texts_are_kept_with_names_and_two_tabs_keep_their_own(open_page):
     page = open_page(expected=["Remove"])
     show(page, "the quick")
@@ -660,6 +678,7 @@ def test_the_panel_follows_the_keys_though_the_pointer_rests_on_a_token(open_pag
     expect(page.locator("#place h3")).to_contain_text("token 4 of 9")
 
 
+@both_at_last
 def test_a_text_is_saved_with_its_probabilities_and_settings(open_page):
     page = open_page()
     write(page, "the quick", tokens=5)
@@ -678,6 +697,7 @@ def test_a_checkpoint_that_is_gone_leaves_the_slider(open_page):
     expect(page.locator("#named")).to_have_text("iteration 20")
 
 
+@both_at_last
 def test_the_lens_keeps_the_focus_where_its_part_of_a_text_ends(open_page):
     page = open_page()
     show(page, "the quick " * 16)
@@ -689,6 +709,7 @@ def test_the_lens_keeps_the_focus_where_its_part_of_a_text_ends(open_page):
         expect(page.locator(f"#lens-table button[data-place='{place}']")).to_be_focused()
 
 
+@both_at_last
 def test_the_keys_leave_the_part_of_a_long_text_that_the_matrix_shows(open_page):
     page = open_page("attention")
     show(page, "the quick " * 16)

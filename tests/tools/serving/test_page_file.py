@@ -1,0 +1,73 @@
+"""The page as a file, where it differs from the server's: what it lacks, and that it asks nobody."""
+
+from pathlib import Path
+
+import pytest
+
+import export
+from config.command_line import UserError
+from tests.tools.serving.on_page import button, show, text_of, written
+
+
+@pytest.fixture
+def at(model_file):
+    return model_file
+
+
+def test_it_works_offline_asks_nobody_and_evaluates_nothing(open_page):
+    page = open_page(offline=True, expected=["Content Security Policy"], empty=False)
+    tabs = page.locator("[role=tab]:visible").all_text_contents()
+    assert tabs == ["Write", "Chat", "Attention", "Logit lens", "Loss"]
+    refused = "() => fetch('https://example.org').catch((error) => error.name)"
+    assert page.evaluate(refused) == "TypeError"
+    page.evaluate(
+        """() => {
+        setTimeout("document.title = 'evaluated'");
+        const script = document.createElement("script");
+        script.text = "document.title = 'run'";
+        document.body.append(script);
+        }"""
+    )
+    page.keyboard.press("Control+Enter")
+    written(page, 100)
+    page.click("#tab-loss")
+    page.wait_for_selector("#loss .figures dt:has-text('bits per token')")
+    assert not page.locator("#loss :is(#slider, #replay, #other, .chart):visible").count()
+    assert "slider" not in page.locator(".lead[data-view=loss]").inner_text()
+    assert page.title() == "model · nanoJAXGPT"
+    page.click("#tab-chat")
+    page.wait_for_selector("#chat-lacks:has-text('no chat template')")
+
+
+def test_writing_stops_in_the_middle(open_page):
+    page = open_page()
+    show(page, "the ")
+    page.get_by_label("Tokens", exact=True).fill("1024")
+    button(page, "Write").click()
+    page.wait_for_function("() => document.querySelectorAll('#tokens .token').length > 20")
+    button(page, "Stop").click()
+    page.wait_for_selector(".message:has-text('stopped after')")
+    assert 20 < len(text_of(page)) < 1024
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_damaged_file_says_so_on_a_phone(open_page, at, tmp_path, scheme):
+    (tmp_path / "model.html").write_text(Path(at.removeprefix("file://")).read_text()[:-2000])
+    look = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme}
+    page = open_page(at=(tmp_path / "model.html").as_uri(), empty=False, shows="This file is damaged", **look)
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 360
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"to": "here"}, "--to=.* is there already"),
+        ({"most": 9000}, "9,360 parameters are more than the 9,000 that a browser .* serve.py"),
+    ],
+)
+def test_a_file_that_cannot_be_written_costs_a_line(run, tmp_path, monkeypatch, wrong, said):
+    (tmp_path / "here").write_text("mine")
+    monkeypatch.setattr(export, "MOST_ON_A_PAGE", wrong.get("most", export.MOST_ON_A_PAGE))
+    with pytest.raises(UserError, match=said):
+        export.main([f"--out_dir={run}", f"--to={tmp_path / wrong.get('to', 'new')}", "--format=html"])
+    assert [x.name for x in tmp_path.iterdir()] == ["here"] and (tmp_path / "here").read_text() == "mine"
