@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,10 +10,14 @@ from data.conversations import Renderer
 from data.tokenizer import end_tokens
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
+from generation.decode import GREEDY, generate
+from runs.load import load_run
 from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
 from tests.tools.serving.on_page import button, chosen, expect
 from tests.tools.serving.served_run import ask, serving
+from tools.serving.chat import Chat
+from tools.serving.file import html
 
 SAID = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
 PHONE = {"width": 360, "height": 740}
@@ -176,6 +181,22 @@ def test_a_conversation(open_page, server, renderer):
     page.click("#tab-chat")
     button(page, "New").click()
     assert turns_of(page) == []
+
+
+def test_a_conversation_in_a_file(open_page, renderer, run, tmp_path):
+    chat = Chat(renderer.tokenizer.description, renderer.start)
+    known = {"name": "chats", "version": "iter-0", "example": []}
+    page, model = html(load_run(str(run), dtype="float32")[0], known, renderer.tokenizer, chat, "bfloat16")
+    (tmp_path / "model.html").write_text(page)
+    page = open_page("chat?temperature=0&max_tokens=6", at=(tmp_path / "model.html").as_uri(), empty=False)
+    page.get_by_label("System prompt").fill(SAID[0]["content"])
+    say(page, SAID[1]["content"], turns=3)
+    prompt = renderer.prompt(SAID)
+    drawn = generate(model, prompt[None], key=jax.random.key(0), max_new_tokens=6, settings=GREEDY)
+    page.locator("#turns li").nth(2).get_by_role("button", name="Attention").click()
+    page.wait_for_selector("#most:has-text('this head attended to')")
+    ids = page.evaluate("() => new URLSearchParams(location.hash.split('?')[1]).get('t')").split(".")
+    assert [int(i, 36) for i in ids] == [*prompt.tolist(), *np.concatenate(list(drawn), axis=1)[0].tolist()]
 
 
 def test_an_answer_is_stopped_and_an_error_is_said(open_page):
