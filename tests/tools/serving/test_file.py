@@ -16,14 +16,18 @@ import numpy as np
 import pytest
 import tokenizers
 
+import export
 from config.command_line import UserError
 from data.conversations import Renderer
 from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
 from generation.decode import GREEDY, generate
+from hub.export import without_multipliers
 from model import GPT, GPTConfig, leaf_name
+from runs.load import load_run
 from tests.helpers import ROOT
+from tests.tools.serving.conftest import save_random
 from tools.inside.views import heads, lens
 from tools.serving.chat import Chat
 from tools.serving.file import conversations, html, in_javascript
@@ -138,6 +142,19 @@ def test_greedy_texts_are_those_of_jax(tmp_path, shape, n):
     assert (
         ask(tmp_path, *asked) == np.concatenate(list(drawn), axis=1).tolist()
     )  # 45 tokens, in a context of 24
+
+
+@node
+def test_a_model_in_mup_computes_the_same_without_its_multipliers(tmp_path):
+    shape = {"n_head": 2, "n_embd": 24, "mup_base_width": 8, "block_size": 24, "qk_norm": True}
+    run = save_random(tmp_path / "run", TOKENIZER, **shape)
+    export.main([f"--out_dir={run}", f"--to={tmp_path / 'model.html'}", "--format=html"])
+    ids = np.arange(24)
+    [logits] = ask(tmp_path, ("logits", {"text": ids.tolist()}))
+    plain = without_multipliers(load_run(str(run), dtype="float32")[0])  # see test_export.py
+    model = written(tmp_path, plain)  # as it is in bfloat16
+    expected = np.asarray(model(jnp.asarray(ids)[None])[0])
+    np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=1e-4)
 
 
 # --- drawing ------------------------------------------------------------------------------------------------
