@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,9 +25,9 @@ from tools.serving.server import PAGE, ApiError
 MAX_TOKENS = 1024  # new ones that the page may ask for
 # The page asks nobody for anything. Its modules are data: URLs, which an import map names.
 ASKS_NOBODY = "default-src 'none'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+# These are regular expressions of JavaScript, whose own \s is not quite Unicode's white space.
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-SPACES_IN = r"\[(?:\\.|[^\]])*\]|\\[sS]"
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 SYSTEM_FIRST = ["system", "user", "assistant", "user"]
 ADVICE = (
@@ -43,29 +42,33 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, chat: Chat, ke
     """
     config = model.config
     vocab_size = min(tokenizer.vocab_size, config.vocab_size)  # either may have more than the other
-    tables = [x for x in (model.wte, model.lm_head) if x is not None]
-    cut = [x[:vocab_size] for x in tables]
-    model = eqx.tree_at(lambda m: [x for x in (m.wte, m.lm_head) if x is not None], model, cut)
     arrays = {leaf_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
+    arrays |= {name: arrays[name][:vocab_size] for name in ("wte", "lm_head") if name in arrays}
     parts = {name: keep(name, x, kept) for name, x in arrays.items()}
     weights = b"".join(data for _, data, _ in parts.values())
-    derived = {name: getattr(config, name) for name in ("kv_heads", "head_size", "hidden")}
-    shape = asdict(replace(config, vocab_size=vocab_size)) | derived
-    parameters = [
-        {"name": name, "shape": x.shape, "dtype": parts[name][0], "devices": ["browser"], "split": []}
-        for name, x in arrays.items()
-    ]
     template, lacks = conversations(chat)
-    shown = {
-        **{"config": shape, "vocab_size": vocab_size, "parameters": parameters, "runs": [], "chat": lacks},
-        **{"lacks": ["run", "rollouts"], "limits": limits(config, MAX_TOKENS), **known},
+    derived = {name: getattr(config, name) for name in ("kv_heads", "head_size", "hidden")}
+    shown = known | {
+        "config": asdict(replace(config, vocab_size=vocab_size)) | derived,
+        "vocab_size": vocab_size,
+        "parameters": [
+            {"name": name, "shape": x.shape, "dtype": parts[name][0], "devices": ["browser"], "split": []}
+            for name, x in arrays.items()
+        ],
+        "runs": [],
+        "chat": lacks,
+        "lacks": ["run", "rollouts"],
+        "limits": limits(config, MAX_TOKENS),
     }
-    told = {
-        **{"shown": shown, "template": template, "tokenizer": in_javascript(tokenizer)},
-        **{"ends": end_tokens(tokenizer.description), "sha256": [*hashlib.sha256(weights).digest()]},
+    served = {
+        "shown": shown,
+        "template": template,
+        "tokenizer": in_javascript(tokenizer),
+        "ends": end_tokens(tokenizer.description),
+        "sha256": list(hashlib.sha256(weights).digest()),
     }
-    as_there = jax.tree.map_with_path(lambda path, _: jnp.asarray(parts[leaf_name(path)][2]), model)
-    return assembled(told, weights), as_there
+    there = jax.tree.map_with_path(lambda path, _: jnp.asarray(parts[leaf_name(path)][2]), model)
+    return assembled(served, weights), there
 
 
 def keep(name: str, x: np.ndarray, kept: str) -> tuple[str, bytes, np.ndarray]:
@@ -80,33 +83,36 @@ def keep(name: str, x: np.ndarray, kept: str) -> tuple[str, bytes, np.ndarray]:
     return kept, scales.tobytes() + steps.tobytes(), scales * steps
 
 
-def assembled(told: dict[str, Any], weights: bytes) -> str:
+def assembled(served: dict[str, Any], weights: bytes) -> str:
     """Put page, model and weights into one file."""
-    codes = {path.name: path.read_text() for path in sorted(PAGE.glob("*.js"))}
-    codes["api.js"] = codes.pop("offline.js")
-    bare = {name: re.sub(r'(from|import) "\./(\w+\.js)"', r'\1 "\2"', code) for name, code in codes.items()}
-    imports = {name: url("text/javascript", code) for name, code in bare.items()}
+    files = {path.name: path.read_text("utf-8") for path in sorted(PAGE.iterdir())}
+    files["api.js"] = files.pop("offline.js")
+    imports = {
+        name: url("text/javascript", re.sub(r'(from|import) "\./(\w+\.js)"', r'\1 "\2"', text))
+        for name, text in files.items()
+        if name.endswith(".js")
+    }
     scripts = {"importmap": json.dumps({"imports": imports}), "module": 'import "main.js";'}
-    style = (PAGE / "style.css").read_text()
-    allowed = f"style-src {source(style)}; script-src data: {' '.join(map(source, scripts.values()))}"
+    allowed = (
+        f"style-src {source(files['style.css'])}; script-src data: {' '.join(map(source, scripts.values()))}"
+    )
     data = {
-        "served": json.dumps(told).replace("<", "\\u003c"),  # no text of the model ends its element
+        "served": json.dumps(served).replace("<", "\\u003c"),  # no text of the model ends its element
         "weights": base64.b64encode(weights).decode(),
     }
-    parts = {
+    page = files["index.html"]
+    for old, new in {
         "default-src 'self'; base-uri 'none'; form-action 'none'": f"{ASKS_NOBODY}; {allowed}",
-        'href="icon.svg"': f'href="{url("image/svg+xml", (PAGE / "icon.svg").read_text())}"',
-        '<link rel="stylesheet" href="style.css">': f"<style>{style}</style>",
-        '<script type="module" src="main.js"></script>': "\n".join(
+        "icon.svg": url("image/svg+xml", files["icon.svg"]),
+        '<link rel="stylesheet" href="style.css">': f"<style>{files['style.css']}</style>",
+        '<script type="module" src="main.js"></script>': "".join(
             f'<script type="{kind}">{text}</script>' for kind, text in scripts.items()
         ),
-        "</body>": "\n".join(
-            f'<script type="text/plain" id="{name}">{text}</script>' for name, text in data.items()
+        "</body>": "".join(
+            f'<script type="text/plain" id="{id}">{text}</script>' for id, text in data.items()
         )
-        + "\n</body>",
-    }
-    page = (PAGE / "index.html").read_text()
-    for old, new in parts.items():
+        + "</body>",
+    }.items():
         page = page.replace(old, new)
     return page
 
@@ -166,9 +172,13 @@ def in_javascript(tokenizer: Tokenizer) -> dict[str, Any]:
     plain, more = (tokenizer.encode("a", add_special_tokens=add).tolist() for add in (False, True))
     begin = more.index(plain[0])
     return {
-        **{"tokens": tokens, "special": special, "pattern": re.sub(SPACES_IN, with_spaces, pattern)},
-        **{"around": [more[:begin], more[begin + len(plain) :]], "alphabet": spelled(bytes(range(256)))},
-        **{"merges": merges, "whole": whole},
+        "tokens": tokens,
+        "special": special,
+        "pattern": re.sub(r"\[(?:\\.|[^\]])*\]|\\[sS]", with_spaces, pattern),
+        "around": [more[:begin], more[begin + len(plain) :]],
+        "alphabet": spelled(bytes(range(256))),
+        "merges": merges,
+        "whole": whole,
     }
 
 
@@ -193,7 +203,7 @@ def pattern_of(library: dict[str, Any]) -> str:
 
 
 def with_spaces(found: re.Match) -> str:
-    """Write Unicode's white space in place of JavaScript's, which differs in two characters."""
+    """Write Unicode's white space in place of \\s, within brackets or alone."""
     if found[0].startswith("["):
         return found[0].replace(r"\s", SPACES)
     return f"[{SPACES}]" if found[0] == r"\s" else f"[^{SPACES}]"
