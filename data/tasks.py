@@ -6,10 +6,13 @@ A task draws a subject, such as two numbers, one of several phrasings, and knows
 hash decides whether it is for training or for testing: no subject of the one occurs in the other.
 """
 
+import importlib
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -29,6 +32,9 @@ MONTHS = (  # in English, whatever the user's language
     *("July", "August", "September", "October", "November", "December"),
 )
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+LIBRARY = (
+    "bisect calendar copy fnmatch heapq json math operator random shutil statistics string textwrap".split()
+)
 TESTED = 0.1  # of the subjects
 TASKS: dict[str, Draw] = {}
 
@@ -163,6 +169,30 @@ def table(random):
     ]
     question, answer = asked[random.integers(3)]
     return f"{rows} {question}", f"Ages: {rows}. {question}", answer
+
+
+@cache
+def documented() -> list[tuple[str, str, str]]:
+    """Return modules of Python's library, their functions, and the first lines of their docstrings."""
+    found = {}
+    for module in LIBRARY:
+        for name, function in inspect.getmembers(importlib.import_module(module), inspect.isroutine):
+            said = (inspect.getdoc(function) or "").partition("\n")[0]
+            if not name.startswith("_") and said.endswith(".") and name not in said.lower():
+                found.setdefault((module, said), []).append(name)
+    return [(module, names[0], said) for (module, said), names in found.items() if len(names) == 1]
+
+
+@task
+def library(random):
+    module, name, said = documented()[random.integers(len(documented()))]
+    question = one_of(
+        random,
+        f"Which function of {module} has the docstring: {said}",
+        f"{said} Which function of {module} is that?",
+        f"Name the function of {module} that is described so: {said}",
+    )
+    return f"{module} {name}", question, name
 
 
 def questions(task: str, split: Split, *seed: int) -> Iterator[Question]:

@@ -1,5 +1,6 @@
 """Questions of data/tasks.py: their answers are right, and nothing that is tested occurs in training."""
 
+import importlib
 import json
 import re
 from datetime import date, timedelta
@@ -7,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from data.tasks import TASKS, Question, main, mixed, questions
+from data.tasks import LIBRARY, TASKS, Question, main, mixed, questions
 from tests.helpers import refusal
 
 
@@ -56,6 +57,14 @@ def answer_to(question: Question) -> str:
                 return max(ages, key=lambda name: int(ages[name]))
             what = re.search(r"is (\w+)\?", asked)[1]
             return ages.get(what) or next(name for name, age in ages.items() if age == what)
+        case "library":
+            (module,) = {*re.findall(r"of (\w+)", text)} & {*LIBRARY}
+            lines = {
+                (function.__doc__ or "").strip().partition("\n")[0]: name
+                for name, function in vars(importlib.import_module(module)).items()
+                if callable(function) and not name.startswith("_")
+            }
+            return lines[max((line for line in lines if line in text), key=len)]
 
 
 @pytest.mark.parametrize("task", TASKS)
