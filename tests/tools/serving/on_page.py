@@ -5,6 +5,9 @@ import pytest
 expect = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
 ).expect
+expect.set_options(
+    timeout=60_000
+)  # milliseconds, as long as the page's own; a busy machine may need more than 5 s
 # The page is answered by a server, or by the file that it is in. Where little differs, the second can wait.
 both = pytest.mark.parametrize("at", ["server", "file"], indirect=True)
 both_at_last = pytest.mark.parametrize(
