@@ -31,7 +31,7 @@ function Linear({ weight: { shape: [size], data: w }, bias }) {
       if (bias) row.set(bias.data);
       let i = 0;
       for (; i + 4 <= size; i += 4) { // four at a time take 0.4 of the time
-        const from = t * size + i, at = i * out, [a, b, c, d] = x.subarray(from, from + 4);
+        const from = t * size + i, a = x[from], b = x[from + 1], c = x[from + 2], d = x[from + 3], at = i * out;
         for (let o = 0; o < out; o++) {
           row[o] += a * w[at + o] + b * w[at + out + o] + c * w[at + 2 * out + o] + d * w[at + 3 * out + o];
         }
