@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ Number = FiniteFloat | Annotated[int, Field(lt=2**32)]
 RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
 
 
+@cache  # JAX takes a while to trace a model, and published runs are often of one
 def count_parameters(config: GPTConfig) -> int:
     model = eqx.filter_eval_shape(config.build, jax.random.key(0))
     return sum(x.size for x in jax.tree.leaves(model))
@@ -212,7 +214,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     """Draw the curves of the losses."""
     from matplotlib.figure import Figure  # not above, as it takes half a second
 
-    axes = (figure := Figure(layout="constrained")).subplots()
+    axes = (figure := Figure()).subplots()
     for name, style in (("loss", "-"), ("train/loss", "o-"), ("val/loss", "o-")):
         points = {record["iter"]: record[name] for record in records if name in record}
         axes.plot(list(points), list(points.values()), style, label=name, markersize=3, linewidth=0.8)

@@ -152,6 +152,7 @@ def tiny(tiny_data):
             "n_head": 2,
             "n_embd": 16,
             "block_size": 8,
+            "unroll": 1,  # compiles fastest
             "batch_size": 4,
             "gradient_accumulation_steps": 1,
             "learning_rate": 1e-2,

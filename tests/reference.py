@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from model import GPT, Compute, GPTConfig
+from tests.helpers import slowly
 
 SIZE = dict(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48)
 GPT2 = GPTConfig(**SIZE, mlp="gelu", bias=True, compute=Compute())
@@ -34,6 +35,9 @@ CONFIGS = {
     "qwen2, window": replace(LLAMA, n_kv_head=2, qkv_bias=True, window=5),
     "qwen3": replace(LLAMA, n_kv_head=2, head_dim=20, qk_norm=True),
 }
+# The names, for tests; of those that run with the slow ones, another has each option.
+RARE = ("llama, tied", "mistral, nemo", "qwen2, window")
+NAMES = [name for name in CONFIGS if name not in RARE] + slowly(*RARE)
 # transformers' parameters of the scaling, as in Llama 3.2's config.json.
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}

@@ -1,12 +1,15 @@
 """export.py: what transformers and PEFT load computes what the run's model does, and comes back the same."""
 
+import contextlib
 import importlib
 import os
 import shlex
 from dataclasses import replace
 from functools import cache
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import peft
 import pytest
@@ -27,6 +30,7 @@ from transformers import (
 import export
 import sample
 import train
+from config.command_line import command
 from config.options import Options
 from data.tokenizer import (
     CharTokenizer,
@@ -81,7 +85,7 @@ SHAPES = {
     "qwen3": LLAMA | dict(qk_norm=True, head_dim=12),
 }
 RARE = ("gpt2, exact gelu", "gpt2, untied, relu2", "llama", "llama, tied", "llama, wide heads")
-RARE += ("llama, µP", "qwen2, window")
+RARE += ("gpt2, no biases", "llama, µP", "qwen2, window")
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
 CLASSES |= {"qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
@@ -90,8 +94,14 @@ CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
 def a_run(folder, options, state=None, tokenizer=CHARACTERS):
     """A run's folder with one checkpoint, of large random weights unless a state is given."""
     if state is None:
-        state = create_state(model_config(options, options.vocab_size), options)
-        state = jax.tree.map(lambda w: w + 0.2 * np.sin(np.arange(w.size)).reshape(w.shape), state)
+        random = np.random.default_rng(0)
+
+        def fill(path, leaf):
+            x = (".ln_" in jax.tree_util.keystr(path)) + 0.2 * random.normal(size=leaf.shape)
+            return jnp.asarray(x, leaf.dtype)
+
+        shapes = eqx.filter_eval_shape(create_state, model_config(options, options.vocab_size), options)
+        state = jax.tree_util.tree_map_with_path(fill, shapes)
     return save_run(folder, state, Manifest(options, options.vocab_size, tokenizer, best_val_loss=2.5))
 
 
@@ -184,7 +194,9 @@ def test_the_card_says_what_the_model_is(tmp_path, capsys):
     assert "on shakespeare\nfor 0 iterations. Its validation loss was not measured." in card
 
 
-@pytest.mark.parametrize("checkpoint, iteration, loss", [("best", 1, 2.0), ("last", 2, 3.0), (1, 1, 2.0)])
+@pytest.mark.parametrize(
+    "checkpoint, iteration, loss", [("best", 1, 2.0), ("last", 2, 3.0), *slowly((1, 1, 2.0))]
+)
 def test_the_weights_and_the_card_are_those_of_the_checkpoint_asked_for(
     checkpoint, iteration, loss, tmp_path, capsys
 ):
@@ -205,8 +217,22 @@ def test_what_is_printed_can_be_pasted_into_a_shell(tmp_path, capsys):
     assert words == ["hf", "upload", "me/my gpt", str(to)]
 
 
-@pytest.mark.parametrize("unbuffered", ["1", *slowly("")])
-def test_a_reader_that_has_gone_costs_no_file(tmp_path, unbuffered):
+@pytest.mark.parametrize("buffering", [1, -1])  # a line's write fails, or the flush at the end
+def test_a_reader_that_has_gone_costs_no_file(tmp_path, buffering):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    expected = contents(run_export(run, tmp_path / "expected" / "to"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering) as stdout, contextlib.redirect_stdout(stdout):
+        with pytest.raises(SystemExit) as ended:
+            command(lambda argv: run_export(run, tmp_path / "to"))
+    assert ended.value.code == 141
+    assert contents(tmp_path / "to") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_the_programs_reader_that_has_gone_costs_no_file(tmp_path, unbuffered):
     run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
     expected = contents(run_export(run, tmp_path / "expected" / "to"))
     to = tmp_path / "to"
@@ -229,7 +255,7 @@ def test_gpt2s_tokenizer_goes_along(tmp_path):
     assert theirs.eos_token_id == AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 50256
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["llama", *slowly("gpt2")])
 def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, family):
     tokenizer = JsonTokenizer(tokenizer_json.read_text())
     options = replace(TINY, n_embd=8, vocab_size=tokenizer.vocab_size, **SHAPES[family])
@@ -334,7 +360,13 @@ def lora_run(tiny, tmp_path_factory):
     def train_beside(name, targets):
         folder = tmp_path_factory.mktemp("lora")
         random_reference(name).save_pretrained(folder / "base")
-        options = {"max_iters": 5, "lora_rank": 4, "lora_alpha": 8.0, "lora_targets": targets}
+        options = {
+            "max_iters": 3,
+            "eval_interval": 3,
+            "lora_rank": 4,
+            "lora_alpha": 8.0,
+            "lora_targets": targets,
+        }
         arguments = tiny(folder / "run", init_from=folder / "base", **options)
         train.main([word for word in arguments if not word.startswith("--n_")])
         return folder / "run"
@@ -379,8 +411,9 @@ def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
     assert len(contents(folder)["adapter_model.safetensors"]) < 4 * adapters + 20_000
 
 
-def test_a_lora_runs_model_is_written_with_its_adapters_merged(lora_run, tmp_path):
-    base, run = random_reference("llama"), lora_run("llama", "all")
+@pytest.mark.parametrize("name, targets", [("gpt2", "c_q,c_v"), *slowly(("llama", "all"))])
+def test_a_lora_runs_model_is_written_with_its_adapters_merged(lora_run, name, targets, tmp_path):
+    base, run = random_reference(name), lora_run(name, targets)
     theirs = AutoModelForCausalLM.from_pretrained(run_export(run, tmp_path / "to"))
     tokens = np.random.default_rng(0).integers(65, size=(2, 8))
     after = logits(theirs, tokens)

@@ -1,7 +1,11 @@
 """Bad invocations made by rule (tests/fuzz.py) are answered in one line each."""
 
+import pytest
+
 from tests.fuzz import fuzz
+from tests.helpers import slowly
 
 
-def test_every_bad_invocation_is_one_line_with_status_2_and_changes_nothing(tmp_path):
-    assert fuzz(tmp_path, count=500) == []
+@pytest.mark.parametrize("count", [200, *slowly(1000)])
+def test_every_bad_invocation_is_one_line_with_status_2_and_changes_nothing(tmp_path, count):
+    assert fuzz(tmp_path, count) == []

@@ -60,7 +60,7 @@ import serve, evaluate, export, app
 
 def test_the_quickstart_trains_resumes_and_samples_there_and_other_commands_can_be_imported(tiny, tmp_path):
     out = f"--out_dir={tmp_path}"
-    train = ["train.py", "config/quickstart.py", *tiny(tmp_path, max_iters=2)]
+    train = ["train.py", "config/quickstart.py", *tiny(tmp_path, n_layer=1, max_iters=2, eval_iters=1)]
     resume = ["train.py", out, "--init_from=resume", "--max_iters=3"]
     sample = ["sample.py", out, "--start=the", "--num_samples=1", "--max_new_tokens=5"]
     done = run_python("-c", f"{HIDE}\ncommands = {[train, resume, sample]}\n{RUN}")

@@ -58,7 +58,7 @@ EVALUATION = {"iter", "train/loss", "val/loss"}
 @pytest.fixture(scope="module")
 def first_run(tiny, tmp_path_factory):
     """A run of 20 steps that nothing interrupted: its folder, and what it printed. Not to be changed."""
-    out = tmp_path_factory.mktemp("runs") / "first"
+    out = tmp_path_factory.mktemp("runs") / "my first run"
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         train.main(tiny(out, max_iters=20, eval_iters=-1, keep_checkpoints=9))
     return out, printed.getvalue()
@@ -97,7 +97,6 @@ def test_loss_falls_from_that_of_a_guess_and_each_evaluation_is_told(first_run):
         line = f"iter {r['iter']}: train loss {r['train/loss']:.4f}, val loss {r['val/loss']:.4f}"
         assert line in printed
     assert f"{out / 'checkpoints'}, the last at iter 20" in printed
-    assert f"python sample.py --out_dir={out}" in printed
     assert iterations(out, STEP) == list(range(20))
     assert iterations(out, EVALUATION) == [0, 5, 10, 15, 20] and len(records(out)) == 25
 
@@ -142,7 +141,7 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
     counts = {"train": 300, "val": 300}
     meta = {"format": 1, "vocab_size": 50257, "tokenizer": gpt2, "dtype": "uint16", "counts": counts}
     (folder / "meta.json").write_text(json.dumps(meta))
-    train.main(tiny(tmp_path / "out", dataset=folder, document_mask=True, n_embd=8, remat="block"))
+    train.main(tiny(tmp_path / "out", dataset=folder, document_mask=True, n_embd=8, max_iters=5))
     model, manifest, _ = load_run(str(tmp_path / "out"))
     assert (model.config.document_start, manifest.tokenizer) == (eot, gpt2)
     assert records(tmp_path / "out")[-1]["val/loss"] < math.log(50257)
@@ -154,9 +153,8 @@ def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated
     for split in ("train", "val"):
         ids = np.random.default_rng(0).integers(0, vocab_size, 300)
         (tmp_path / "bins" / f"{split}.bin").write_bytes(ids.astype("<u2").tobytes())
-    train.main(
-        tiny(tmp_path / "out", dataset=tmp_path / "bins", vocab_size=vocab_size, n_embd=4, max_iters=1)
-    )
+    shape = dict(vocab_size=vocab_size, n_layer=1, n_embd=4)
+    train.main(tiny(tmp_path / "out", dataset=tmp_path / "bins", max_iters=1, **shape))
     model, manifest, _ = load_run(str(tmp_path / "out"))
     assert model.config.vocab_size == manifest.vocab_size == vocab_size
     evaluate.main([f"--out_dir={tmp_path / 'out'}", "--device=cpu", "--mesh=data:1"])
@@ -439,9 +437,9 @@ def test_a_data_set_named_by_a_relative_path_is_found_from_anywhere(tiny, broken
     assert saved_iterations(tmp_path / "out")[-1] == 2
 
 
-def test_commands_that_it_prints_can_be_pasted(tiny, tmp_path, capsys):
-    train.main(tiny(out := tmp_path / "my first run", max_iters=1))
-    line = capsys.readouterr().out.splitlines()[-1]
+def test_commands_that_it_prints_can_be_pasted(first_run):
+    out, printed = first_run
+    line = printed.splitlines()[-1]
     assert shlex.split(line.removeprefix("sample from it: ")) == ["python", "sample.py", f"--out_dir={out}"]
 
 
@@ -668,7 +666,9 @@ def test_the_best_loss_is_remembered_when_a_run_goes_on(copied_run, tiny):
     "changes",
     [
         pytest.param({"learning_rate": 1e30, "eval_interval": 100}, id="seen in a step"),
-        pytest.param({"learning_rate": 3e38, "eval_interval": 1}, id="seen in an evaluation"),
+        pytest.param(
+            {"learning_rate": 3e38, "eval_interval": 1}, id="seen in an evaluation", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run, tiny, changes):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import runpy
+import sys
 import textwrap
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,7 +20,7 @@ from data.prepare import prepare
 from data.sources import DocumentBatch, Files
 from data.tokenizer import from_json
 from data.writer import load_tokenizer
-from tests.helpers import ROOT, contents, refusal, run_python, slowly
+from tests.helpers import ROOT, contents, refusal, run_python
 
 TEXTS = [f"the story of {i}: €\n" + "and then the other thing\n" * (i % 9) for i in range(400)]
 VAL = 0.25
@@ -247,14 +249,30 @@ def test_a_value_that_cannot_be_is_named(tmp_path, source, argument):
     assert argument.partition("=")[2] in refusal(prepare, words)
 
 
-@pytest.mark.parametrize("folder", ["", *slowly("openwebtext", "tinystories", "fineweb_edu")])
-def test_each_command_prepares_ones_own_files(tmp_path, source, tokenizer_json, folder):
-    script = ROOT / "data" / folder / "prepare.py"
-    words = [script, f"--source={source.paths[0]}", "--to=mine", f"--tokenizer={tokenizer_json}"]
-    words += ["--num_proc=1", "--val_fraction=0.25", "--limit=50"]
-    done = run_python(*words, cwd=tmp_path)
+@pytest.fixture
+def own_files(source, tokenizer_json):
+    """The words by which a command prepares 50 documents of `source` in mine/."""
+    words = [f"--source={source.paths[0]}", "--to=mine", f"--tokenizer={tokenizer_json}"]
+    return [*words, "--num_proc=1", "--val_fraction=0.25", "--limit=50"]
+
+
+COMMANDS = [ROOT / "data" / name / "prepare.py" for name in ("", "openwebtext", "tinystories", "fineweb_edu")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_prepares_ones_own_files(tmp_path, own_files, command, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(command), *own_files])
+    runpy.run_path(str(command), run_name="__main__")
+    assert "50 documents" in capsys.readouterr().out
+    assert stories(tmp_path / "mine") == sorted(TEXTS[:50])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_program_prepares_ones_own_files(tmp_path, own_files, command):
+    done = run_python(command, *own_files, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "50 documents" in done.stdout
     assert stories(tmp_path / "mine") == sorted(TEXTS[:50])
 
 

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from config.command_line import UserError
 from data import sources
 from data.sources import Files, Hub, extract_text
-from tests.helpers import ROOT, error_line, refusal, run_python, slowly
+from tests.helpers import ROOT, error_line, refusal, run_python
 
 TEXTS = [f"document {i}\nof a few lines: €\n" + "and more\n" * (i % 7) for i in range(100)]
 
@@ -163,7 +163,15 @@ def test_parquet_without_text_is_named(tmp_path):
         texts(Files([str(tmp_path / "part.parquet")]))
 
 
-@pytest.mark.parametrize("name", ["openwebtext", *slowly("tinystories", "fineweb_edu")])
+def test_without_a_network_a_data_set_of_the_hub_is_one_line(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    said = refusal(lambda: list(Hub("somebody/texts").batches()))
+    assert said.startswith("hub: somebody/texts: ") and "OfflineModeIsEnabled" in said
+    assert said.endswith("the same command goes on from here")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["openwebtext", "tinystories", "fineweb_edu"])
 def test_offline_the_hub_is_named_in_one_line(tmp_path, tokenizer_json, name):
     words = [ROOT / "data" / name / "prepare.py", "--to=mine", f"--tokenizer={tokenizer_json}"]
     done = run_python(*words, cwd=tmp_path, HF_HUB_OFFLINE=1, HF_HOME=tmp_path / "cache")

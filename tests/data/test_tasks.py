@@ -11,6 +11,8 @@ import pytest
 from data.tasks import LIBRARY, TASKS, Question, main, mixed, questions
 from tests.helpers import refusal
 
+SPLITS = {"train": 1000, "test": 300}  # questions; for one that is tested, ten are made
+
 
 def draw(task, split="train", n=300, *seed):
     return list(islice(questions(task, split, *(seed or (1,))), n))
@@ -81,14 +83,14 @@ def test_answers_are_right_and_asked_in_several_ways(task, split):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_no_subject_is_both_trained_and_tested(task):
-    trained, tested = ({q.subject for q in draw(task, split, 1000)} for split in ("train", "test"))
+    trained, tested = ({q.subject for q in draw(task, split, n)} for split, n in SPLITS.items())
     assert trained and tested and not trained & tested
 
 
 def test_no_pair_of_numbers_is_added_in_training_and_tested():
     trained, tested = (
-        {frozenset(numbers(question.text)) for question in draw("add", split, 1000)}
-        for split in ("train", "test")
+        {frozenset(numbers(question.text)) for question in draw("add", split, n)}
+        for split, n in SPLITS.items()
     )
     assert len(tested) > 100 and not trained & tested
 

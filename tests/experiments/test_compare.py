@@ -16,7 +16,7 @@ import train
 from config.files import read_json, write_whole
 from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer, write_text
-from experiments import reference, snapshot
+from experiments import compare, reference, snapshot
 from experiments.compare import CompareOptions, design, main, metric_of, needed, plan
 from experiments.record import machine
 from experiments.reference import read_options
@@ -41,11 +41,23 @@ def end(experiment, losses) -> None:
         experiment.record().set(label, ms=2.0 if label == "base" else 3.0, timed="now")
 
 
+def once(read_variants):
+    """Have the program that reads the words of sets started once for each: it takes seconds."""
+    found = {}
+
+    def remembered(sets, out):
+        key = repr((sets, out))
+        return found[key] if key in found else found.setdefault(key, read_variants(sets, out))
+
+    return remembered
+
+
 @pytest.fixture(scope="module")
 def designed(tiny_data, repository, tmp_path_factory):
     base, out = words(dataset=tiny_data), tmp_path_factory.mktemp("compared")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(snapshot, "ROOT", repository)
+        patched.setattr(compare, "read_variants", once(compare.read_variants))
         experiment = design(base, [RATE], CompareOptions(power=0.1, out=str(out)))
         yield [*base, f"--change={RATE}", f"--out={out}"], experiment
 

@@ -15,6 +15,7 @@ from generation import decode as decoding
 from generation.cache import Cache, forward_with_cache, unstack_blocks
 from generation.decode import CHUNK, Settings, generate, prepare
 from model import GPT, Compute, GPTConfig
+from tests.helpers import slowly
 from tests.models import changed
 
 SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
@@ -99,7 +100,7 @@ def test_greedy_decoding_past_block_size_equals_recomputing_within_the_window(mo
     assert_greedy(model, prompt(2, P), new)
 
 
-@pytest.mark.parametrize("block_size", [1, 3, CHUNK + 1])
+@pytest.mark.parametrize("block_size", [1, CHUNK + 1, *slowly(3)])
 def test_small_and_odd_windows(block_size):
     model = make(replace(CONFIGS["gpt2"], block_size=block_size, n_layer=1))
     new = generated(model, prompt(1, 2), 3 * CHUNK, temperature=0)

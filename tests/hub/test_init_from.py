@@ -39,7 +39,7 @@ def command_line(tiny_data, folder):
     def line(out, **changes):
         options = dict(
             out_dir=out, init_from=folder, dataset=tiny_data, device="cpu", mesh="data:1", batch_size=4,
-            gradient_accumulation_steps=1, warmup_iters=0, eval_iters=2,
+            gradient_accumulation_steps=1, warmup_iters=0, eval_iters=2, unroll=1,
         )  # fmt: skip
         return [f"--{name}={value}" for name, value in (options | changes).items()]
 

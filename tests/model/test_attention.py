@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from fast import Fast
 from model import GPT, Compute, GPTConfig, causal_mask, inverse_frequencies, rotation
-from tests.helpers import FLOAT32_ROUNDING, distance
+from tests.helpers import FLOAT32_ROUNDING, distance, slowly
 from tests.models import TINY, changed, forward, large, nll, random_tokens
 
 C, THETA = 16, 10000.0
@@ -142,7 +142,7 @@ def test_a_document_in_a_packed_row_is_as_if_alone(position):
     assert distance(packed[0], forward(alone, tokens)[0]) > 0.1  # which the mask is there for
 
 
-@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("position", ["rope", *slowly("learned")])
 def test_no_gradient_crosses_from_document_to_document(position):
     T = 8
     config = replace(PACKED, position=position, tie_embeddings=False)
@@ -153,7 +153,7 @@ def test_no_gradient_crosses_from_document_to_document(position):
     np.testing.assert_array_equal(dependence(model, tokens, tokens), expected)
 
 
-@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("position", ["rope", *slowly("learned")])
 def test_through_a_window_a_layer_reads_no_further_back(position):
     T, N, L = 8, 3, 2
     config = replace(TINY, n_layer=L, window=N, position=position, tie_embeddings=False)

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from parallel.machines import choose_device, reuse_freed_memory, wait_for_simulated_devices
-from tests.helpers import error_line, losses, newest_checkpoint, refusal, run_python
+from tests.helpers import error_line, losses, newest_checkpoint, refusal, run_python, slowly
 
 
 @pytest.mark.parametrize("given", ["", "--xla_cpu_collective_call_terminate_timeout_seconds=5"])
@@ -58,7 +58,7 @@ def test_a_device_that_is_not_there_is_one_line(command, tmp_path):
     assert said.startswith("device=tpu: JAX finds none on this machine; use --device=cpu")
 
 
-@pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
+@pytest.mark.parametrize("platforms", ["cuda", *slowly("nonsense")])
 def test_a_platform_that_is_not_there_is_one_line_like_a_device(platforms, tiny, tmp_path):
     done = run_python("train.py", *tiny(tmp_path, device="auto"), JAX_PLATFORMS=platforms)
     said = error_line(done.stderr)

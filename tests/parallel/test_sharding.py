@@ -103,7 +103,7 @@ def bytes_on(device, tree):
     )
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("n", [8, *slowly(2, 4)])
 def test_a_device_holds_its_part_of_weights_and_moments_alone(n):
     config = model_config(LLAMA, V)
     with jax.set_mesh(make_mesh(f"fsdp:{n}")):
@@ -173,7 +173,7 @@ def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_
 
 
 @pytest.mark.parametrize(
-    "mesh, kinds", [("data:8", {"all-reduce"}), ("fsdp:8", {"all-gather", "all-reduce"})]
+    "mesh, kinds", [("fsdp:8", {"all-gather", "all-reduce"}), *slowly(("data:8", {"all-reduce"}))]
 )
 def test_several_microbatches_send_no_more_than_one(mesh, kinds):
     (around_loops,) = collectives(mesh, microbatches=2)  # and nothing within

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import resource
 import shutil
 import sys
 import threading
@@ -304,33 +305,23 @@ def test_whole_arrays_of_another_dtype_shape_or_structure_are_no_damage(tmp_path
 # --- a disk that is full, a process that is killed ----------------------------------------------------------
 
 
-# A limit on the size of a file stops the writing in the middle, as a full disk does.
-FILL = """
-import resource, sys
-from dataclasses import replace
-import jax.numpy as jnp
-from config.command_line import UserError
-from runs.checkpoint import Checkpoints
-from training.state import TrainState, create_state, model_config
-
-checkpoints = Checkpoints(sys.argv[1], keep=1)
-manifest = checkpoints.manifest(1)
-wide = replace(manifest.options, n_embd=256)  # several writes fail at once
-state = create_state(model_config(wide, manifest.vocab_size), wide)
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-try:
-    checkpoints.save(TrainState(state.model, state.opt_state, jnp.asarray(2, jnp.int32)), manifest)
-    checkpoints.wait()
-except UserError as error:
-    print(error)
-"""
-
-
-def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
+def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny, capfd):
+    """A limit on the size of a file stops the writing in the middle, as a full disk does."""
     save(tmp_path, tiny[0], 1)
-    done = run_python("-c", FILL, tmp_path)
-    assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot be read or written")
-    assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
+    checkpoints, wide = Checkpoints(str(tmp_path), keep=1), replace(TINY, n_embd=256)  # several writes fail
+    state = at(create_state(model_config(wide, V), wide), 2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
+        try:
+            checkpoints.save(state, MANIFEST)
+            checkpoints.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert refusal(fill).startswith(f"{tmp_path / 'checkpoints'}: cannot be read or written")
+    assert "Traceback" not in capfd.readouterr().err
     unfinished = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != "1"]
     assert unfinished and "2" not in unfinished  # what a killed process leaves, too
 

@@ -28,6 +28,7 @@ from tests.helpers import (
     records,
     refusal,
     saved_iterations,
+    slowly,
 )
 from training.lora import add_adapters, merge, partition_trainable, without_adapters
 from training.state import create_state, create_state_around, model_config
@@ -132,7 +133,7 @@ def test_a_target_that_no_layer_is_called_is_one_line():
 # --- what is trained, and what that costs ---
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
 def test_training_changes_the_adapters_alone_and_learns(optimizer):
     options = replace(GPT2, **LORA, optimizer=optimizer, gradient_accumulation_steps=2)
     state = create_state_around(base(options), options)

@@ -124,13 +124,7 @@ def test_attentions_kernels_compute_on_every_mesh_what_einsum_does_on_one_device
     assert_close(found, expected, ROUNDING)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        INTERLEAVED,
-    ],
-)
+@pytest.mark.parametrize("changes", [INTERLEAVED, *slowly({})])
 def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(changes):
     options = replace(LLAMA, **changes, batch_size=B)
     x, y = random_batch(options, V)[:, 0]

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from model import GPT
-from tests.helpers import MODERN
+from tests.helpers import MODERN, slowly
 from tests.models import TINY, changed, large
-from tests.reference import CONFIGS, as_gpt, random_reference
+from tests.reference import CONFIGS, NAMES, as_gpt, random_reference
 from tools.inside.views import attention, lens, nats
 
 ROUNDING = {"rtol": 2e-4, "atol": 2e-5}
-NAMES = sorted(CONFIGS)
 
 
 @cache
@@ -34,7 +33,7 @@ def both(name: str, T: int):
     return reference, said, model, tokens
 
 
-@pytest.mark.parametrize("T", [1, 7])
+@pytest.mark.parametrize("T", [7, *slowly(1)])
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_is_that_of_transformers(name, T):
     _, said, model, tokens = both(name, T)
