@@ -2,7 +2,7 @@
 
     python -m experiments.chat              once, below out-chat/1, to be talked to with
     python serve.py --out_dir=out-chat/1/rewarded
-    python -m experiments.chat --seeds=2    the table of docs/book/19-rewards.md
+    python -m experiments.chat --seeds=5    the table of docs/book/19-rewards.md
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
 answer from conversations of people who err: three answers in ten are another question's (`chat`). Then it
