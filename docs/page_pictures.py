@@ -1,8 +1,9 @@
-"""The pictures of serve.py's page in docs/images: each shows where a few clicks lead.
+"""The pictures of serve.py's page in docs/images: where a few clicks lead, and what chapters open.
 
-    python -m docs.page_pictures
+    python -m docs.page_pictures            all; trains the two runs that they show, if they are not there
+    python -m docs.page_pictures --live     those in chapters, of what python -m docs.live made
 
-It takes Playwright and chromium, and trains the two runs that the pictures show, if they are not there.
+It takes Playwright and chromium.
 """
 
 import shutil
@@ -11,9 +12,11 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from docs.pages import ROOT
+from docs.live.__main__ import PAGE
+from docs.pages import LIVE, ROOT, chapters
 
 TEXT = """def read(self, size=-1):
     if size < 0:
@@ -21,6 +24,12 @@ TEXT = """def read(self, size=-1):
     return self.file.read(size)
 """
 WORD = TEXT.index("file") + 1  # the chosen character: an `i`
+READY = {  # by the view: what it has when it is complete
+    "write": ".path button",
+    "attention": "#most:has-text('this head attended to')",
+    "lens": "#lens td.chosen",
+    "loss": "#loss-figures dd",
+}
 RUNS: dict[str, list[str]] = {"out-quickstart": [], "out-seed-1": ["--seed=1"]}
 
 
@@ -48,8 +57,13 @@ def picture(page: Page, name: str, ready: str) -> None:
     page.wait_for_selector(ready)
     page.mouse.move(0, 0)
     page.wait_for_load_state("networkidle")
-    page.screenshot(path=ROOT / "docs" / "images" / f"page-{name}.png", full_page=True)
-    print(f"docs/images/page-{name}.png")
+    path = ROOT / "docs" / "images" / f"page-{name}.png"
+    page.screenshot(path=path, full_page=True)
+    with Image.open(path) as taken:
+        taken.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )  # a third as large
+    print(f"docs/images/{path.name}")
 
 
 def take(page: Page) -> None:
@@ -59,14 +73,14 @@ def take(page: Page) -> None:
     page.locator("#area").fill(TEXT)
     page.click("#edit")
     page.locator("#tokens .token").nth(WORD).click()
-    picture(page, "write", ".path button")
+    picture(page, "write", READY["write"])
     page.click("#tab-attention")
-    page.wait_for_selector("#most:has-text('this head attended to')")
+    page.wait_for_selector(READY["attention"])
     page.locator("#frame").focus()
     page.keyboard.press("ArrowLeft")
     picture(page, "attention", ".arithmetic")
     page.click("#tab-lens")
-    picture(page, "lens", "#lens td.chosen")
+    picture(page, "lens", READY["lens"])
     page.click("#tab-loss")
     page.locator("#other").select_option("iter-50")
     picture(page, "loss", "#loss-chart circle:nth-of-type(80)")
@@ -77,11 +91,25 @@ def take(page: Page) -> None:
     picture(page, "run", "#run-figures dd")
 
 
+def take_live(page: Page) -> None:
+    """Take what chapters open, as wide as it is there."""
+    page.set_viewport_size({"width": 900, "height": 600})
+    for place in LIVE.finditer("".join(chapter.read_text() for chapter in chapters())):
+        page.goto(PAGE.as_uri() + place["hash"])
+        page.reload()  # a new hash alone would keep what was opened before
+        view = place["hash"].removeprefix("#/").partition("?")[0]
+        page.wait_for_selector(".place .choice")
+        picture(page, f"{view}-live", READY[view])
+
+
 if __name__ == "__main__":
-    with served() as address, sync_playwright() as playwright:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1200, "height": 900})
         page.set_default_timeout(120_000)
-        page.goto(address)
-        take(page)
+        if sys.argv[1:] != ["--live"]:
+            with served() as address:
+                page.goto(address)
+                take(page)
+        take_live(page)
         browser.close()

@@ -14,6 +14,11 @@ BOOK = DOCS / "book"
 FENCE = re.compile(r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:!\[[^\]]*\]\([^)]*\)|[^\]\[])*)\]\((?P<target>[^)\s]+)\)")
 IMAGE = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
+LIVE = re.compile(  # what docs/interactive/live.js opens on the site, and the picture that stands for it
+    r'^<div class="live" data-open="(?P<hash>\S+)" markdown>\n\n'
+    r"!\[[^\]]*\]\((?P<image>[^)\s]+)\)\n\n\*[^\n]+\*\n\n</div>$",
+    re.M,
+)
 HEADING = re.compile(r"^#+ (?P<text>.*)$", re.M)
 
 

@@ -3,14 +3,15 @@
     python -m docs.quotes               rewrite every quote; says which have changed
     python -m docs.quotes --check       only say which would; ends with status 1 if one would
 
-A quote is a Python fence below one of these marks. A symbol is a function, a class, a method or a name that
-is assigned to, by its dotted name. A part runs from the first line that begins with the one text to the next
-that begins with the other; with one text alone it is that line.
+A quote is a fence, of Python or JavaScript, below one of these marks. A symbol is a Python function, class,
+method or name that is assigned to, by its dotted name. A part runs from the first line that begins with the
+one text to the next that begins with the other; with one text alone it is that line.
 
     <!-- quote: model.py Attention.__call__ -->
     <!-- quote: model.py Attention.__init__: self.c_q ... self.c_proj -->
     <!-- quote: config/quickstart.py: learning_rate ... warmup_iters -->
     <!-- quote: config/quickstart.py -->
+    <!-- quote: tools/serving/page/model.js: const block ... }; -->
 
 A table below such a mark is the only one of another page, as experiments.compare writes them.
 
@@ -152,7 +153,7 @@ def renewed(page: str, root: Path = ROOT) -> str:
         mark = fence["mark"] or ""
         if not mark.startswith("quote"):
             return fence[0]
-        return f"<!-- {mark} -->\n```python\n{quote(mark, root)}```"
+        return f"<!-- {mark} -->\n```{fence['language']}\n{quote(mark, root)}```"
 
     def renew_table(match: re.Match) -> str:
         return f"<!-- table: {match['path']} -->\n\n{table_of(match['path'], root)}"

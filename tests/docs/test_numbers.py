@@ -48,7 +48,7 @@ def blocks(page: str) -> list[tuple[int, str]]:
     """Return (line, text) of each block; a mark belongs to the table below it, and a fence is one block."""
     page = FENCE.sub(lambda m: re.sub(r"\n\n+", lambda gap: "\n" + " \n" * (len(gap[0]) - 1), m[0]), page)
     page = re.sub(r"^(<!--.*-->)\n\n(?=\|)", r"\1\n \n", page, flags=re.M)
-    page = re.sub(r"^</?(?:details|summary).*$", "", page, flags=re.M)
+    page = re.sub(r"^</?(?:details|summary|div).*$", "", page, flags=re.M)
     return [(page.count("\n", 0, m.start()) + 1, m[0]) for m in re.finditer(r"(?:.+\n?)+", page)]
 
 

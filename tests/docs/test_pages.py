@@ -9,6 +9,7 @@ from docs.pages import BOOK, DOCS, HEADING, IMAGE, LINK, ROOT, anchors, chapters
 
 IMAGES = DOCS / "images"
 FIGURES = {path.stem for path in (DOCS / "figures").glob("[a-z]*.py")}
+CODE = {"python", "javascript"}
 LONGEST = 3500  # words: twenty minutes at 175 a minute, which leaves time for the code
 ALL = 47_500  # words of all pages: a weekend
 
@@ -81,8 +82,8 @@ def test_fences_are_closed_and_say_their_language(page):
     text = page.read_text()
     assert text.count("\n```") == 2 * len(fences(text))
     if BOOK in page.parents:
-        assert {fence.language for fence in fences(text)} <= {"python", "pycon", "console", "text"}
-        assert all(fence.mark for fence in fences(text) if fence.language == "python"), "code is quoted"
+        assert {fence.language for fence in fences(text)} <= CODE | {"pycon", "console", "text"}
+        assert all(fence.mark for fence in fences(text) if fence.language in CODE), "code is quoted"
 
 
 def test_headings_have_the_anchors_that_github_gives_them():

@@ -32,9 +32,13 @@ class Thing:
 '''
 
 
+SCRIPT = "function outer(x) {\n  const inner = () => {\n    return x;\n  };\n  return inner;\n}\n"
+
+
 @pytest.fixture
 def root(tmp_path):
     (tmp_path / "a.py").write_text(SOURCE)
+    (tmp_path / "a.js").write_text(SCRIPT)
     return tmp_path
 
 
@@ -54,6 +58,7 @@ def test_the_quotes_of_every_page_are_what_stands_in_the_files(page):
         ("quote: a.py outer: @decorated ... def outer", "@decorated\ndef outer(x):\n"),
         ("quote: a.py outer: first = ... second", "first = x\nsecond = first\n"),
         ("quote: a.py: SIZE ... NAMES", "SIZE: int = 3\nNAMES = (\n"),
+        ("quote: a.js: const inner ... };", "const inner = () => {\n  return x;\n};\n"),
         ("quote: a.py", SOURCE.replace("  # ty: ignore[some-rule]", "")),
     ],
 )
@@ -82,6 +87,8 @@ def test_a_stale_quote_is_renewed_and_nothing_else(root):
     )
     assert renewed(page, root) == page.replace("size = 0", "size = 1", 1)
     assert renewed(renewed(page, root), root) == renewed(page, root)
+    script = "<!-- quote: a.js: return -->\n```javascript\n{}```\n"
+    assert renewed(script.format(""), root) == script.format("return x;\n")
 
 
 def test_a_table_is_renewed_and_nothing_else_is(root):

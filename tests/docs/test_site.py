@@ -27,6 +27,8 @@ def site(tmp_path_factory):
     copy = tmp_path_factory.mktemp("copy") / "project"
     left_out = shutil.ignore_patterns(".*", "__pycache__", "out*", "site", "*.bin", "wandb")
     shutil.copytree(ROOT, copy, ignore=left_out)
+    shutil.copy(ROOT / "docs/live/weights.bin", copy / "docs/live")
+    subprocess.run([sys.executable, "-m", "docs.live"], cwd=copy, check=True)
     built = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict"], cwd=copy, capture_output=True, text=True
     )
@@ -50,12 +52,19 @@ def page(watched_page, site):
 
 def test_every_page_opens_with_its_images_and_asks_no_other_host(site, page):
     for path in sorted(DOCS.rglob("*.md")):
-        page.goto(f"{site}/{path.relative_to(DOCS).with_suffix('.html')}")
+        built = path.with_stem("index") if path.stem == "README" else path
+        page.goto(f"{site}/{built.relative_to(DOCS).with_suffix('.html')}")
         assert page.locator("article h1").count() == 1, path
         broken = (
             "[...document.querySelectorAll('article img')].filter(i => i.complete && !i.naturalWidth).length"
         )
         assert page.evaluate(broken) == 0, path
+
+
+def test_a_chapter_opens_the_model_in_place_of_its_picture(site, page):
+    page.goto(f"{site}/book/15-inside.html")
+    page.locator(".live iframe").content_frame.locator("#lens td.chosen").first.wait_for()
+    assert not page.locator(".live img").is_visible()
 
 
 def test_the_reference_shows_signatures_and_fields_as_the_code_writes_them(site, page):

@@ -1,0 +1,1 @@
+"""The quickstart's model for the chapters that open it: its data, and the command that makes their page."""

@@ -1,0 +1,65 @@
+"""Make docs/live/quickstart.html, which chapters open: serve.py's page with the quickstart's model in it.
+
+    python -m docs.live                             of the data beside this file, before a build of the site
+    python -m docs.live --out_dir=out-quickstart    of a run, whose data take their place
+
+served.json is what the page knows of the model, tokenizer included; weights.bin are its arrays, most in int8.
+"""
+
+from config.command_line import Name, command, given  # isort: split
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from config.files import write_whole
+from docs.pages import DOCS, ROOT
+from tools.serving.file import assembled
+
+LIVE = DOCS / "live"
+PAGE = LIVE / "quickstart.html"
+TOLD, WEIGHTS = LIVE / "served.json", LIVE / "weights.bin"
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """Every option of docs.live. A field's comment is its text in `--help`."""
+
+    program: ClassVar[str] = "-m docs.live"
+    purpose: ClassVar[str] = "Make the page that chapters open."
+
+    out_dir: Name | None = None  # folder of a run, whose data replace those in docs/live
+
+
+def main(argv: list[str]) -> None:
+    options = LiveOptions(**given(argv, LiveOptions))
+    if options.out_dir is not None:
+        keep(options.out_dir)
+    write_whole(PAGE, built())
+    print(PAGE.relative_to(ROOT))
+
+
+def built() -> str:
+    return assembled(json.loads(TOLD.read_text()), WEIGHTS.read_bytes())
+
+
+def keep(out_dir: str) -> None:
+    """Keep the data that export.py puts into a run's page. Ends as export.py does, if that fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / PAGE.name
+        options = [f"--out_dir={out_dir}", f"--to={path}", "--format=html", "--weights=int8"]
+        if status := subprocess.run([sys.executable, ROOT / "export.py", *options]).returncode:
+            sys.exit(status)
+        data = dict(re.findall(r'<script type="text/plain" id="(\w+)">(.*?)</script>', path.read_text()))
+    TOLD.write_text(data["served"] + "\n")
+    WEIGHTS.write_bytes(base64.b64decode(data["weights"]))
+
+
+if __name__ == "__main__":
+    command(main)
