@@ -30,10 +30,11 @@ function Linear({ weight: { shape: [size], data: w }, bias }) {
       const row = y.subarray(t * out, (t + 1) * out);
       if (bias) row.set(bias.data);
       let i = 0;
-      for (; i + 4 <= size; i += 4) { // four at a time take 0.4 of the time
-        const from = t * size + i, a = x[from], b = x[from + 1], c = x[from + 2], d = x[from + 3], at = i * out;
-        for (let o = 0; o < out; o++) {
-          row[o] += a * w[at + o] + b * w[at + out + o] + c * w[at + 2 * out + o] + d * w[at + 3 * out + o];
+      for (; i + 8 <= size; i += 8) { // eight at a time take a third of the time
+        const [a, b, c, d, e, f, g, h] = x.subarray(t * size + i, t * size + i + 8);
+        for (let o = 0, at = i * out; o < out; o++, at++) {
+          row[o] += a * w[at] + b * w[at + out] + c * w[at + 2 * out] + d * w[at + 3 * out]
+            + e * w[at + 4 * out] + f * w[at + 5 * out] + g * w[at + 6 * out] + h * w[at + 7 * out];
         }
       }
       for (; i < size; i++) for (let o = 0; o < out; o++) row[o] += x[t * size + i] * w[i * out + o];
@@ -106,12 +107,13 @@ function causalAttention(config, cache, positions) {
         const weights = new Float32Array(last + 1); // (S,): 0 for what the token does not attend to
         for (let s = first; s <= last; s++) {
           let score = 0;
-          for (let c = 0; c < C; c++) score += query[c] * keys[(s * K + shared) * C + c];
+          for (let c = 0, at = (s * K + shared) * C; c < C; c++, at++) score += query[c] * keys[at];
           weights[s] = score / Math.sqrt(C);
         }
         weights.set(softmax(weights.subarray(first)), first);
+        const sum = y.subarray((t * H + h) * C, (t * H + h + 1) * C);
         for (let s = first; s <= last; s++) {
-          for (let c = 0; c < C; c++) y[(t * H + h) * C + c] += weights[s] * values[(s * K + shared) * C + c];
+          for (let c = 0, at = (s * K + shared) * C; c < C; c++, at++) sum[c] += weights[s] * values[at];
         }
         see?.(weights, query);
       }

@@ -4,16 +4,16 @@ import { Cache, GPT, add, softmax } from "./model.js";
 import { Tokenizer } from "./tokenizer.js";
 
 const LIKELIEST = 10; // tokens of a place
-const AT_ONCE = 16; // tokens, after which the page may draw
+const AT_ONCE = 4; // tokens, after which the page may draw
 const PAUSE = 40; // milliseconds of work, after which it does
 
 // How numbers are kept; `row` is the last axis. `take` returns the next ones.
 const KEPT = {
   float32: (take, n) => take(Float32Array, n),
-  bfloat16: (take, n) => new Float32Array(Uint32Array.from(take(Uint16Array, n), (x) => x << 16).buffer),
+  bfloat16: (take, n) => new Float32Array(new Uint32Array(take(Uint16Array, n)).map((x) => x << 16).buffer),
   int8: (take, n, row) => {
     const scales = take(Float32Array, n / row);
-    return Float32Array.from(take(Int8Array, n), (x, i) => x * scales[Math.floor(i / row)]);
+    return new Float32Array(take(Int8Array, n)).map((x, i) => x * scales[Math.floor(i / row)]);
   },
 };
 
@@ -25,7 +25,7 @@ async function load() {
   const [told, kept] = ["served", "weights"].map((id) => document.getElementById(id)?.textContent), weights = {};
   try {
     const { sha256, ...served } = JSON.parse(told), { config, parameters } = served.shown;
-    const bytes = Uint8Array.from(atob(kept), (letter) => letter.charCodeAt(0));
+    const letters = atob(kept), bytes = new Uint8Array(letters.length).map((_, i) => letters.charCodeAt(i));
     const digest = [...new Uint8Array(await crypto.subtle.digest("SHA-256", bytes))];
     let at = 0;
     const take = (Numbers, n) => new Numbers(bytes.buffer.slice(at, at += n * Numbers.BYTES_PER_ELEMENT));
@@ -44,14 +44,16 @@ async function load() {
 }
 
 let rested = 0;
+let writer = /** @type {AbortSignal | null} */ (null); // that of the text being written, for which all else waits
 
-/** Let the page answer its reader, if it could not for a while. @param {AbortSignal} [signal] */
+/** Let the page answer its reader, if it could not for a while. @param {AbortSignal} signal */
 async function rest(signal) {
-  if (performance.now() - rested > PAUSE) {
-    await new Promise((done) => setTimeout(done));
+  const waits = () => writer && signal !== writer;
+  while (waits() || performance.now() - rested > PAUSE) {
+    await new Promise((done) => setTimeout(done, waits() ? PAUSE : 0));
+    signal?.throwIfAborted();
     rested = performance.now();
   }
-  signal?.throwIfAborted();
 }
 
 /** @param {Float32Array} x (T, size) @returns {Float32Array[]} */
@@ -118,8 +120,8 @@ function answers(served) {
   async function features(ids, signal, cache = Cache(config), through = undefined) {
     const found = new Float32Array(ids.length * D);
     for (let i = 0; i < ids.length; i += AT_ONCE) {
-      found.set(model.features(ids.slice(i, i + AT_ONCE), cache, through), i * D);
       await rest(signal);
+      found.set(model.features(ids.slice(i, i + AT_ONCE), cache, through), i * D);
     }
     return found;
   }
@@ -252,7 +254,12 @@ export async function post(path, body, signal) {
 
 /** @type {typeof import("./api.js").stream} */
 export async function* stream(_, body, signal) {
-  yield* answers(await loaded).write(body, signal);
+  writer = signal;
+  try {
+    yield* answers(await loaded).write(body, signal);
+  } finally {
+    if (writer === signal) writer = null;
+  }
 }
 
 /** Whatever else is asked tells of a damaged file. */
