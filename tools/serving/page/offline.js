@@ -7,6 +7,8 @@ const LIKELIEST = 10; // tokens of a place
 const AT_ONCE = 4; // tokens, after which the page may draw
 const PAUSE = 40; // milliseconds of work, after which it does
 
+const BETWEEN = 150; // milliseconds between the events of a text, for each of which the page draws all of it
+
 // How numbers are kept; `row` is the last axis. `take` returns the next ones.
 const KEPT = {
   float32: (take, n) => take(Float32Array, n),
@@ -216,7 +218,7 @@ function answers(served) {
       drawn.push({ id, text: spell(id), logprob: Math.log(softmax(logits)[id]), bytes: [...tokenizer.bytesOf(id)] });
       context = [...context, id];
       if (context.length > block_size) [context, cache] = [context.slice(-half), Cache(config)];
-      if (performance.now() - shown < PAUSE) continue;
+      if (performance.now() - shown < BETWEEN) continue;
       yield event(drawn, version);
       [drawn, shown] = [[], performance.now()];
     }
