@@ -22,7 +22,7 @@ from rewards import answers
 from runs.load import load_run
 from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, named_arrays, refusal
 
-SHAPE = dict(n_layer=2, n_head=2, n_embd=32, block_size=96, position="rope", unroll=1)
+SHAPE = dict(n_layer=1, n_head=2, n_embd=32, block_size=96, position="rope", unroll=1)
 SHAPE |= dict(document_mask=True, dtype="float32")
 
 
@@ -34,14 +34,14 @@ def words(**options) -> list[str]:
 def base(tmp_path_factory):
     """The folder of a data set of conversations, and a run that has learned a little of them."""
     there = tmp_path_factory.mktemp("rl")
-    write_tasks([f"--to={there}/a.jsonl", "--n=400"])
+    write_tasks([f"--to={there}/a.jsonl", "--n=400", "--tasks=add,count,reverse"])
     texts = (m["content"] for line in (there / "a.jsonl").open() for m in json.loads(line)["messages"])
     save(train_tokenizer(texts, 300), there / "tokenizer")
     data = dict(source=there / "a.jsonl", tokenizer=there / "tokenizer", to=there / "chat", chat=True)
     prepare(words(**data, block_size=96, val_fraction=0.1))
-    options = SHAPE | dict(dataset=there / "chat", out_dir=there / "run", batch_size=8, max_iters=120)
+    options = SHAPE | dict(dataset=there / "chat", out_dir=there / "run", batch_size=8, max_iters=80)
     options |= dict(
-        gradient_accumulation_steps=1, eval_interval=120, eval_iters=2, warmup_iters=5, device="cpu"
+        gradient_accumulation_steps=1, eval_interval=80, eval_iters=2, warmup_iters=5, device="cpu"
     )
     train.main(words(**options, learning_rate=1e-2, mesh="data:1"))
     return there
@@ -112,20 +112,25 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
             np.testing.assert_allclose(named_arrays(others)[name], array, atol=at)
 
 
-def test_the_engine_draws_with_the_probabilities_that_training_computes(base, tmp_path):
-    (tmp_path / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
-    run = dict(reward=f"{tmp_path}/short.py:short", max_iters=6, learning_rate=1e-2)
-    assert learn(base, tmp_path / "out", **run) == 0
-    steps = [r for r in records(tmp_path / "out") if "difference" in r]
-    assert len(steps) == 6 and all(r["difference"] < 1e-5 for r in steps)
+@pytest.fixture(scope="module")
+def learned(base):
+    """The folder of a run that was rewarded for short answers, so that all groups teach."""
+    (base / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
+    run = dict(reward=f"{base}/short.py:short", learning_rate=1e-2, eval_interval=4)
+    assert learn(base, base / "learned", **run) == 0
+    return base / "learned"
+
+
+def test_the_engine_draws_with_the_probabilities_that_training_computes(learned):
+    steps = [r for r in records(learned) if "difference" in r]
+    assert len(steps) == 4 and all(r["difference"] < 1e-5 for r in steps)
     assert steps[0]["grad_norm"] > 0  # the weights have changed between them
 
 
-def test_rollouts_show_groups_of_answers_before_and_after(base, tmp_path):
-    learn(base, tmp_path / "out", max_iters=2, learning_rate=1e-2)
-    lines = [json.loads(line) for line in (tmp_path / "out/rollouts.jsonl").read_text().splitlines()]
+def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
+    lines = [json.loads(line) for line in (learned / "rollouts.jsonl").read_text().splitlines()]
     assert [(line["iter"], line["task"]) for line in lines] == [
-        (i, task) for i in (0, 2) for task in ("add", "add", "reverse", "reverse")
+        (i, task) for i in (0, 4) for task in ("add", "add", "reverse", "reverse")
     ]
     start = load_run(str(base / "run"), dtype="float32")[0]
     for line in lines:

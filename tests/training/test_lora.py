@@ -186,7 +186,8 @@ def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimiz
 @pytest.mark.parametrize(
     "variant, mesh",
     [
-        ("gpt2", "data:2,fsdp:2,tensor:2"),
+        ("gpt2", "fsdp:2,tensor:2"),
+        pytest.param("gpt2", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
         pytest.param("llama", "fsdp:8", marks=pytest.mark.slow),
         pytest.param("llama", "tensor:8", marks=pytest.mark.slow),
     ],

@@ -24,7 +24,7 @@ from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
 from generation.decode import GREEDY, generate
 from hub.export import without_multipliers
-from model import GPT, GPTConfig, leaf_name
+from model import GPT, Compute, GPTConfig, leaf_name
 from runs.load import load_run
 from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
@@ -36,7 +36,7 @@ from tools.serving.requests import Drawing
 from tools.serving.text import read_prompt
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
-SMALL = GPTConfig(block_size=24, vocab_size=33, n_layer=2, n_head=4, n_embd=24)
+SMALL = GPTConfig(block_size=24, vocab_size=33, n_layer=2, n_head=4, n_embd=24, compute=Compute())
 GPT2 = replace(SMALL, mlp="gelu", bias=True)
 LLAMA = replace(SMALL, position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False)
 SHAPES = {

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.helpers import slowly
 from tests.tools.serving.on_page import (
     READY,
     VIEWS,
@@ -397,7 +398,7 @@ def test_the_slider_replays_the_training(open_page):
     button(page, "Replay").wait_for()
 
 
-@pytest.mark.parametrize("other", ["iter-5", "run (beside)/iter-20"])
+@pytest.mark.parametrize("other", ["run (beside)/iter-20", *slowly("iter-5")])
 def test_two_checkpoints_and_two_runs_write_from_one_seed(open_page, two_runs, other):
     page = open_page("loss", at=two_runs)
     show(page, "the quick brown fox jumps")
