@@ -195,6 +195,7 @@ def test_a_conversation_in_a_file(open_page, renderer, run, tmp_path):
     drawn = generate(model, prompt[None], key=jax.random.key(0), max_new_tokens=6, settings=GREEDY)
     page.locator("#turns li").nth(2).get_by_role("button", name="Attention").click()
     page.wait_for_selector("#most:has-text('this head attended to')")
+    page.wait_for_function("() => location.hash.includes('t=')")  # which follows the text after a while
     ids = page.evaluate("() => new URLSearchParams(location.hash.split('?')[1]).get('t')").split(".")
     assert [int(i, 36) for i in ids] == [*prompt.tolist(), *np.concatenate(list(drawn), axis=1)[0].tolist()]
 
