@@ -105,6 +105,8 @@ def export_page(options: ExportOptions) -> str:
     from tools.serving.file import html  # here: the other formats do without the tools
 
     path = Path(options.to)
+    if path.suffix != ".html":
+        raise UserError(f"--to={path}: give a file that browsers open, as in --to=my-model.html")
     if path.exists():
         raise UserError(f"--to={path} is there already: give a new file, or delete it")
     model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32")

@@ -77,7 +77,8 @@ class Renderer:
             print(
                 "note: with --document_mask=True, a turn attends to its own exchange alone", file=sys.stderr
             )
-        # What a run learned began with this token; of a pretrained model the template alone says it.
+        # A run's prompts begin with the token that its conversations began with. Before those of a pretrained
+        # model, which learned others, nothing is put but what the template writes.
         self.learned_start: int | None = uses.get("document_start")
         own = {"document_start": self.start, "chat_template": self.template}
         self.tokenizer = from_json(tokenizer.description | {"uses": uses | own})

@@ -66,13 +66,15 @@ def test_a_damaged_file_says_so_on_a_phone(open_page, at, tmp_path, scheme):
 @pytest.mark.parametrize(
     "wrong, said",
     [
-        ({"to": "here"}, "--to=.* is there already"),
+        ({"to": "here.html"}, "--to=.* is there already"),
+        ({"to": "new"}, "--to=.*/new: give a file that browsers open, as in --to=my-model.html"),
         ({"most": 9000}, "9,360 parameters are more than the 9,000 that a browser .* serve.py"),
     ],
 )
 def test_a_file_that_cannot_be_written_costs_a_line(run, tmp_path, monkeypatch, wrong, said):
-    (tmp_path / "here").write_text("mine")
+    (tmp_path / "here.html").write_text("mine")
     monkeypatch.setattr(export, "MOST_ON_A_PAGE", wrong.get("most", export.MOST_ON_A_PAGE))
     with pytest.raises(UserError, match=said):
-        export.main([f"--out_dir={run}", f"--to={tmp_path / wrong.get('to', 'new')}", "--format=html"])
-    assert [x.name for x in tmp_path.iterdir()] == ["here"] and (tmp_path / "here").read_text() == "mine"
+        export.main([f"--out_dir={run}", f"--to={tmp_path / wrong.get('to', 'new.html')}", "--format=html"])
+    assert [x.name for x in tmp_path.iterdir()] == ["here.html"]
+    assert (tmp_path / "here.html").read_text() == "mine"
