@@ -62,6 +62,10 @@ def main(argv: list[str]) -> None:
     if options.format == "html":
         print(export_page(options))
         return
+    if options.weights != "bfloat16":
+        raise UserError(
+            f"--weights={options.weights}: --format={options.format} writes float32: leave it out"
+        )
     export = {"transformers": export_model, "peft": export_adapters}[options.format]
     # A print that fails must not undo the folder: notes go to stderr, and the rest is printed afterwards.
     with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):

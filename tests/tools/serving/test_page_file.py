@@ -63,6 +63,11 @@ def test_a_damaged_file_says_so_on_a_phone(open_page, at, tmp_path, scheme):
     assert page.evaluate("() => document.documentElement.scrollWidth") == 360
 
 
+def test_the_other_formats_have_no_choice_of_weights(run, tmp_path):
+    with pytest.raises(UserError, match="--weights=int8: --format=peft writes float32: leave it out"):
+        export.main([f"--out_dir={run}", f"--to={tmp_path / 'new'}", "--format=peft", "--weights=int8"])
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
