@@ -65,7 +65,7 @@ def run(tmp_path_factory, renderer, groups):
 
 @pytest.fixture(scope="module")
 def server(run):
-    with serving(out_dir=str(run), compiled=False) as server:
+    with serving(out_dir=str(run)) as server:
         yield server
 
 
@@ -116,7 +116,7 @@ def say(page, text, turns):
 
 def answered(page, turns):
     expect(page.locator("#turns li")).to_have_count(turns)
-    page.wait_for_selector("#chat-told:has-text('tokens in')")
+    expect(page.locator("#chat-told")).to_contain_text("tokens in")
 
 
 def turns_of(page):
@@ -147,6 +147,7 @@ def test_a_conversation(open_page, server, renderer):
     say(page, "on a mat?", turns=5)
     before = turns_of(page)
     page.get_by_label("Message").fill("what is next")
+    page.wait_for_function("() => location.hash.includes('seed=4')")  # which follows the settings after a while
     page.reload()
     expect(page.get_by_label("Message")).to_have_value("what is next")
     assert turns_of(page) == before
