@@ -25,8 +25,8 @@ from tests.helpers import OLD_LOOPS, kill_started, write_tiny_data  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 wait_for_simulated_devices()  # and those of the programs
 
-# A collection walks over all that JAX traced, which is garbage only when `programs_are_freed`. Python's own
-# thresholds collect 6,000 times and take 4% of the tests' time.
+# A collection walks over all that JAX traced, which is garbage only when `programs_are_freed`. With Python's
+# own thresholds the collections took a tenth of the tests' time.
 gc.set_threshold(50_000, 20, 100)
 
 # Most of the time goes into compiling tiny models. XLA takes a fifth of it without costly optimisations and

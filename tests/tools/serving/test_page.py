@@ -549,7 +549,7 @@ def test_a_reload_keeps_the_text_and_all_that_can_be_undone(open_page):
     page.wait_for_selector(".by:has-text('with the seed 2')")
     written(page)
     second = text_of(page)
-    page.wait_for_function("() => location.hash.includes('seed=2')")  # which follows the settings after a while
+    page.wait_for_function("() => location.hash.includes('seed=2')")  # which follows after a while
     page.reload()
     expect(page.locator("div.text")).to_have_text(second + "▸")
     assert page.get_by_label("Seed").input_value() == "2"

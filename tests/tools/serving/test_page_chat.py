@@ -147,7 +147,7 @@ def test_a_conversation(open_page, server, renderer):
     say(page, "on a mat?", turns=5)
     before = turns_of(page)
     page.get_by_label("Message").fill("what is next")
-    page.wait_for_function("() => location.hash.includes('seed=4')")  # which follows the settings after a while
+    page.wait_for_function("() => location.hash.includes('seed=4')")  # which follows after a while
     page.reload()
     expect(page.get_by_label("Message")).to_have_value("what is next")
     assert turns_of(page) == before
