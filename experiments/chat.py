@@ -7,13 +7,15 @@
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
 answer from conversations of people who err: three answers in ten are another question's (`chat`). Then it
 learns from rewards, for which a program checks its answers (`rewarded`). Beside that, `more` learns more from
-the conversations, with at least as many FLOPs. A stage that has ended is not done again.
+the conversations, with at least as many FLOPs. A stage that has ended is not done again, and one that was
+stopped while it trained goes on from its last checkpoint.
 """
 
 import gzip
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -89,28 +91,57 @@ def main(argv: list[str]) -> None:
     print(found)
 
 
+INTERRUPTED = 128 + signal.SIGINT  # a command's status after Ctrl-C
+
+
 def live(folder: Path, seed: int) -> dict[str, Any]:
     """Run the stages that have not ended, and return the answers. Raises UserError for one that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
-    ended = folder / "ended.json"  # by command, the seconds that it took
-    seconds: dict[str, float] = kept(ended)
+    path = folder / "stages.json"
+    stages: dict[str, Any] = kept(path)  # by command: whether it has ended, and the seconds that it took
     for stage in STAGES:
         words = stage.format(to=folder, seed=seed, tasks=TASKS).split()
         typed = shlex.join(["python", *words])
-        if typed in seconds:
+        begun = typed in stages
+        one = stages.setdefault(typed, {"ended": False, "seconds": 0.0})
+        if one["ended"]:
             continue
-        print(f"\n$ {typed}", flush=True)
+        write_whole(path, json.dumps(stages, indent=1) + "\n")
         start = time.perf_counter()
-        if subprocess.run([sys.executable, *words], cwd=ROOT).returncode:
+        status = run(going_on(words) if begun else words)
+        one["ended"], one["seconds"] = status == 0, one["seconds"] + time.perf_counter() - start
+        write_whole(path, json.dumps(stages, indent=1) + "\n")
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        if status:
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
-        seconds[typed] = time.perf_counter() - start
-        write_whole(ended, json.dumps(seconds, indent=1) + "\n")
-    minutes = sum(seconds.values()) / 60
+    minutes = sum(one["seconds"] for one in stages.values()) / 60
     print(f"\n{minutes:.0f} minutes. Talk to it: python serve.py --out_dir={folder}/rewarded")
     found = read_json(folder / "answers.json")["models"]
     answers = {Path(model).name: shares for model, shares in found.items()}
     return {"answers": answers, "minutes": round(minutes, 1)} | machine()
+
+
+def run(words: list[str]) -> int:
+    """Run a command, and return its status. Ctrl-C reaches it too, and it may save before it ends."""
+    print(f"\n$ {shlex.join(['python', *words])}", flush=True)
+    process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        return INTERRUPTED
+
+
+def going_on(words: list[str]) -> list[str]:
+    """Return the command that goes on where this one was stopped: training resumes from its checkpoint."""
+    if words[0] not in ("train.py", "rl.py"):
+        return words
+    out_dir = next(word for word in words if word.startswith("--out_dir="))
+    checkpoints = Path(out_dir.removeprefix("--out_dir="), "checkpoints").glob("*")
+    saved = any(checkpoint.name.isdigit() for checkpoint in checkpoints)
+    return [words[0], out_dir, "--init_from=resume"] if saved else words
 
 
 def kept(path: Path) -> dict[str, Any]:

@@ -56,6 +56,33 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     assert "its lives had other stages: move it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
 
 
+def test_ctrl_c_lets_a_stage_save_and_the_same_command_does_it_again(tmp_path, monkeypatch):
+    """A terminal sends Ctrl-C to both; here the stage sends it to the parent, and takes a second to save."""
+    (tmp_path / "stage.py").write_text(
+        "import os, signal, sys, time\n"
+        "os.kill(os.getppid(), signal.SIGINT)\n"
+        "time.sleep(1)\n"
+        "open(sys.argv[1], 'a').write('x')\n"
+    )
+    monkeypatch.setattr(chat, "STAGES", [f"{tmp_path}/stage.py {{to}}/a"])
+    for times in ("x", "xx"):
+        with pytest.raises(KeyboardInterrupt):
+            chat.main([f"--out_dir={tmp_path}"])
+        assert (tmp_path / "1/a").read_text() == times
+
+
+@pytest.mark.parametrize("stage", chat.STAGES)
+def test_training_that_was_stopped_goes_on_from_its_checkpoint(stage, tmp_path):
+    words = stage.format(to=tmp_path, seed=1, tasks=chat.TASKS).split()
+    (tmp_path / "more/checkpoints/20.orbax-checkpoint-tmp-1").mkdir(parents=True)  # of a save that was cut
+    assert chat.going_on(words) == words
+    for name in ("base", "chat", "more", "rewarded"):
+        (tmp_path / name / "checkpoints/20").mkdir(parents=True)
+    trains = words[0] in ("train.py", "rl.py")
+    out_dir = next((word for word in words if word.startswith("--out_dir=")), "")
+    assert chat.going_on(words) == ([words[0], out_dir, "--init_from=resume"] if trains else words)
+
+
 def test_the_table_has_means_and_what_rewards_add():
     """Rewards add 10, 20 and 30 points in three lives: Student's interval is 20 ± 4.303 x 10 / sqrt(3)."""
 

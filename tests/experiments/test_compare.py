@@ -151,7 +151,7 @@ def test_nothing_is_answered_before_all_runs_have_ended(clone, tiny_data, tmp_pa
     end(experiment, {"base": BASE, change: [1.0, 1.1]})
     assert main([*base, f"--change={change}", "--seeds=3", f"--out={out}"]) == 2
     printed, err = capfd.readouterr()
-    assert printed == "" and "--n_head=3, seed 3 failed, the next time it is tried again: error: " in err
+    assert printed == "" and "--n_head=3, seed 3 failed, to be tried again: error: " in err
     assert not experiment.path.with_suffix(".md").exists()
 
 
