@@ -134,12 +134,12 @@ def export_page(options: ExportOptions) -> str:
         losses = [
             mean_loss(each, Batches(tokens, 8, model.config.block_size, seed=1)) for each in (model, kept)
         ]
-        cost = f"its validation loss is {losses[1]:.4f}, and {losses[0]:.4f} in float32"
+        cost = f"its loss on 160 validation rows is {losses[1]:.4f}, and {losses[0]:.4f} in float32"
     return f"iter {iteration} in {options.weights}, {path.stat().st_size / 1e6:.1f} MB: {path}\n{cost}"
 
 
 def mean_loss(model: GPT, batches: Batches) -> float:
-    """Return the mean loss of a few batches, in nats per token."""
+    """Return the mean loss of 160 rows, in nats per token."""
     loss = jax.jit(GPT.loss)
     return float(np.mean([loss(model, *batches(i)) for i in range(20)]))
 

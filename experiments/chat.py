@@ -1,4 +1,4 @@
-"""The whole life of a chat model, on two CPU cores and with nothing downloaded.
+"""The whole life of a chat model, on two CPU cores; nothing that it needs is downloaded.
 
     python -m experiments.chat              once, below out-chat/1, to be talked to with
     python serve.py --out_dir=out-chat/1/rewarded
