@@ -139,7 +139,7 @@ def export_page(options: ExportOptions) -> str:
 
 
 def mean_loss(model: GPT, batches: Batches) -> float:
-    """Return the mean loss of 160 rows, in nats per token."""
+    """Return the mean loss of 20 batches, in nats per token."""
     loss = jax.jit(GPT.loss)
     return float(np.mean([loss(model, *batches(i)) for i in range(20)]))
 

@@ -15,7 +15,6 @@ import gzip
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -91,30 +90,26 @@ def main(argv: list[str]) -> None:
     print(found)
 
 
-INTERRUPTED = 128 + signal.SIGINT  # a command's status after Ctrl-C
-
-
 def live(folder: Path, seed: int) -> dict[str, Any]:
     """Run the stages that have not ended, and return the answers. Raises UserError for one that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
     path = folder / "stages.json"
-    stages: dict[str, Any] = kept(path)  # by command: whether it has ended, and the seconds that it took
+    stages: dict[str, Any] = kept(path)  # by command: its first start, its seconds, if it has ended
     for stage in STAGES:
         words = stage.format(to=folder, seed=seed, tasks=TASKS).split()
         typed = shlex.join(["python", *words])
-        begun = typed in stages
-        one = stages.setdefault(typed, {"ended": False, "seconds": 0.0})
+        one = stages.setdefault(typed, {"begun": time.time(), "seconds": 0.0, "ended": False})
         if one["ended"]:
             continue
         write_whole(path, json.dumps(stages, indent=1) + "\n")
         start = time.perf_counter()
-        status = run(going_on(words) if begun else words)
-        one["ended"], one["seconds"] = status == 0, one["seconds"] + time.perf_counter() - start
-        write_whole(path, json.dumps(stages, indent=1) + "\n")
-        if status == INTERRUPTED:
-            raise KeyboardInterrupt
-        if status:
+        try:
+            one["ended"] = run(going_on(words, one["begun"])) == 0
+        finally:
+            one["seconds"] += time.perf_counter() - start
+            write_whole(path, json.dumps(stages, indent=1) + "\n")
+        if not one["ended"]:
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
     minutes = sum(one["seconds"] for one in stages.values()) / 60
     print(f"\n{minutes:.0f} minutes. Talk to it: python serve.py --out_dir={folder}/rewarded")
@@ -124,23 +119,26 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def run(words: list[str]) -> int:
-    """Run a command, and return its status. Ctrl-C reaches it too, and it may save before it ends."""
+    """Run a command, and return its status. Ctrl-C reaches it too, and it saves before this one ends."""
     print(f"\n$ {shlex.join(['python', *words])}", flush=True)
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
     try:
         return process.wait()
     except KeyboardInterrupt:
         process.wait()
-        return INTERRUPTED
+        raise
 
 
-def going_on(words: list[str]) -> list[str]:
-    """Return the command that goes on where this one was stopped: training resumes from its checkpoint."""
+def going_on(words: list[str], begun: float) -> list[str]:
+    """Return the command that goes on where this one was stopped: training resumes from its checkpoint.
+
+    A checkpoint from before it had `begun` is of another life.
+    """
     if words[0] not in ("train.py", "rl.py"):
         return words
     out_dir = next(word for word in words if word.startswith("--out_dir="))
     checkpoints = Path(out_dir.removeprefix("--out_dir="), "checkpoints").glob("*")
-    saved = any(checkpoint.name.isdigit() for checkpoint in checkpoints)
+    saved = any(one.name.isdigit() and one.stat().st_mtime >= begun for one in checkpoints)
     return [words[0], out_dir, "--init_from=resume"] if saved else words
 
 

@@ -1,6 +1,7 @@
 """The life of a chat model: valid commands, which go on where one failed, and a table of their answers."""
 
 import json
+import time
 
 import pytest
 
@@ -75,12 +76,14 @@ def test_ctrl_c_lets_a_stage_save_and_the_same_command_does_it_again(tmp_path, m
 def test_training_that_was_stopped_goes_on_from_its_checkpoint(stage, tmp_path):
     words = stage.format(to=tmp_path, seed=1, tasks=chat.TASKS).split()
     (tmp_path / "more/checkpoints/20.orbax-checkpoint-tmp-1").mkdir(parents=True)  # of a save that was cut
-    assert chat.going_on(words) == words
+    assert chat.going_on(words, begun=0) == words
     for name in ("base", "chat", "more", "rewarded"):
         (tmp_path / name / "checkpoints/20").mkdir(parents=True)
     trains = words[0] in ("train.py", "rl.py")
     out_dir = next((word for word in words if word.startswith("--out_dir=")), "")
-    assert chat.going_on(words) == ([words[0], out_dir, "--init_from=resume"] if trains else words)
+    resumed = [words[0], out_dir, "--init_from=resume"] if trains else words
+    assert chat.going_on(words, begun=time.time() - 60) == resumed
+    assert chat.going_on(words, begun=time.time() + 60) == words  # of an earlier life
 
 
 def test_the_table_has_means_and_what_rewards_add():
