@@ -176,7 +176,7 @@ def wait_for_checkpoint(out_dir: str, say: Callable[[str], None]) -> None:
 def follow(served: Served, options: ServeOptions) -> None:
     """Serve each new checkpoint of the run, until the server stops; a bad one again if its files change."""
     checkpoints, seen, files, failed = Checkpoints(options.out_dir), served.worker.version, {}, {}
-    say_once = cache(partial(print, file=sys.stderr, flush=True))
+    say_once = cache(lambda note: print(note, file=sys.stderr, flush=True))
     while served.worker.works:
         time.sleep(LOOK)
         try:

@@ -1,5 +1,6 @@
 """A tiny trained run, servers in this process and in one of their own, and clients."""
 
+import logging.config
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ from tests.helpers import DEADLINE, start_python, wait_until
 from tools.serving.app import make_app, serve
 from tools.serving.served import Served, load_served
 from tools.serving.server import Server as HttpServer
+
+# The first server of a process configures logging. absl's handler, which comes with Orbax, then closes the
+# stream that it was made with, unless that is sys.stderr: so it is here, and within capsys it is not.
+logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
 
 # With what HTML is made of, so that a text may be markup.
 TEXT = "the <b>quick</b> brown fox jumps over <img src=x onerror=alert(1)> the lazy dog.\n" * 30
