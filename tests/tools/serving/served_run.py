@@ -1,11 +1,12 @@
 """A tiny trained run, servers in this process and in one of their own, and clients."""
 
-import logging.config
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import absl.logging
 import httpx
 import jax
 import openai
@@ -20,9 +21,9 @@ from tools.serving.app import make_app, serve
 from tools.serving.served import Served, load_served
 from tools.serving.server import Server as HttpServer
 
-# The first server of a process configures logging. absl's handler, which comes with Orbax, then closes the
-# stream that it was made with, unless that is sys.stderr: so it is here, and within capsys it is not.
-logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+# The first server of a process configures logging, which closes absl's handler, which comes with Orbax. That
+# closes its stream, pytest's own, unless it is `sys.stderr`, which within capsys it is not, or the one below.
+absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 # With what HTML is made of, so that a text may be markup.
 TEXT = "the <b>quick</b> brown fox jumps over <img src=x onerror=alert(1)> the lazy dog.\n" * 30
