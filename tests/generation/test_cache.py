@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from generation.cache import Cache, forward_with_cache, unstack_blocks
+from generation.cache import Cache, forward_with_cache, unstack_blocks, write_at_once, write_by_rows
 from model import GPT
 from tests.helpers import FLOAT32_ROUNDING, MODERN, distance
 from tests.models import TINY, changed, large, random_tokens
@@ -81,3 +81,15 @@ def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_product
     assert [len(cache.keys), len(cache.values)] == [3, 3]
     for x in (*cache.keys, *cache.values):
         assert (x.shape, x.dtype) == ((5, 2, 16, 8), result)  # (B, K, S, C)
+
+
+@pytest.mark.parametrize("write", [write_at_once, write_by_rows])
+@pytest.mark.parametrize("T", [1, 3])
+def test_each_row_is_written_after_its_length(write, T):
+    random = np.random.default_rng(0)
+    old, new = random.normal(size=(4, 2, 8, 5)), random.normal(size=(4, 2, T, 5))
+    lengths = np.array([3, 0, 8 - T, 3])
+    expected = old.copy()
+    for row, n in enumerate(lengths):
+        expected[row, :, n : n + T] = new[row]
+    np.testing.assert_array_equal(jax.jit(write)(old, new, lengths), np.float32(expected))
