@@ -86,6 +86,12 @@ def test_training_that_was_stopped_goes_on_from_its_checkpoint(stage, tmp_path):
     assert chat.going_on(words, begun=time.time() + 60) == words  # of an earlier life
 
 
+def test_each_file_of_the_book_is_a_document():
+    book = "==> a.py <==\nx = 1\n==> b.md <==\na ==> b\n"
+    documents = chat.as_documents(book).split("<|endoftext|>\n")
+    assert documents == ["==> a.py <==\nx = 1\n", "==> b.md <==\na ==> b\n"]
+
+
 def test_the_table_has_means_and_what_rewards_add():
     """Rewards add 10, 20 and 30 points in three lives: Student's interval is 20 ± 4.303 x 10 / sqrt(3)."""
 
