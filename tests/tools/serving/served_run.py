@@ -21,8 +21,8 @@ from tools.serving.app import make_app, serve
 from tools.serving.served import Served, load_served
 from tools.serving.server import Server as HttpServer
 
-# The first server of a process configures logging, which closes absl's handler, which comes with Orbax. That
-# closes its stream, pytest's own, unless it is `sys.stderr`, which within capsys it is not, or the one below.
+# uvicorn's logging closes absl's handler, which Orbax installs, and absl closes that handler's stream. Within
+# capsys it is pytest's own, if the process has no server yet. absl leaves `sys.__stderr__` open.
 absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
 # With what HTML is made of, so that a text may be markup.
