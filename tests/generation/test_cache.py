@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from generation.cache import Cache, forward_with_cache, unstack_blocks, write_at_once, write_by_rows
+from generation.cache import Cache, forward_with_cache, unstack_blocks, write
 from model import GPT
 from tests.helpers import FLOAT32_ROUNDING, MODERN, distance
 from tests.models import TINY, changed, large, random_tokens
@@ -83,9 +83,8 @@ def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_product
         assert (x.shape, x.dtype) == ((5, 2, 16, 8), result)  # (B, K, S, C)
 
 
-@pytest.mark.parametrize("write", [write_at_once, write_by_rows])
 @pytest.mark.parametrize("T", [1, 3])
-def test_each_row_is_written_after_its_length(write, T):
+def test_each_row_is_written_after_its_length(T):
     random = np.random.default_rng(0)
     old, new = random.normal(size=(4, 2, 8, 5)), random.normal(size=(4, 2, T, 5))
     lengths = np.array([3, 0, 8 - T, 3])
