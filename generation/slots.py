@@ -51,12 +51,7 @@ def prefill_slots(
     """Do as `prefill` for R slots. Return also log-probabilities of the `following` tokens, if given."""
     part = jax.tree.map(lambda x: x[slots, :, :bucket], cache)
     x, part = forward_with_cache(*decoder, tokens, part, length)
-
-    def put_back(i, cache):
-        slot, row = slots[i], jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, i, 1), part)
-        return jax.tree.map(lambda x, y: lax.dynamic_update_slice(x, y, (slot, 0, 0, 0)), cache, row)
-
-    cache = lax.fori_loop(0, len(slots), put_back, cache)
+    cache = jax.tree.map(lambda x, y: x.at[slots, :, :bucket].set(y), cache, part)
     likelihood = None if following is None else Likelihood.of(following, decoder.model.logits(x))
     return likelihood, shard_cache(cache)
 
