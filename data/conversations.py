@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -30,6 +30,8 @@ from data.tokenizer import Tokenizer, document_start, end_tokens, from_json
 from data.writer import write_dataset
 
 OPEN_ROWS = 64  # rows that a conversation may still be put into
+END_OF_ANSWER = re.compile(r"\{%-?\s*endgeneration\b")
+FIRST_MARK = 0xF0000  # private characters, which no template writes, stand for what messages say
 
 
 @dataclass(frozen=True, config={"strict": True})
@@ -70,8 +72,8 @@ class Renderer:
         if not ends:
             raise UserError("the tokenizer has no token, such as <|endoftext|>, to begin a conversation with")
         # A token that ends each turn, as Qwen's first end does, should not begin a document there.
-        begins = [document_start(tokenizer.description) or ends[0], *ends]
-        within = tokenizer.encode(self.render(SAMPLE)[0])[1:]  # after the template's own first token
+        begins = [i for i in (document_start(tokenizer.description), *ends) if i is not None]
+        within = self.encode(SAMPLE).ids[1:]  # after the template's own first token
         self.start: int = next((token for token in begins if token not in within), begins[0])
         if self.start in within:
             print(
@@ -85,7 +87,7 @@ class Renderer:
 
     def check_marks(self) -> None:
         """Raise UserError unless the template says what is learned."""
-        if not re.search(r"\{%-?\s*endgeneration\b", self.template):
+        if not END_OF_ANSWER.search(self.template):
             raise UserError(
                 "the chat template does not say what is learned: write {% generation %} before an answer and "
                 "{% endgeneration %} after the token that ends it, and give the file by --template"
@@ -93,24 +95,20 @@ class Renderer:
 
     def __call__(self, messages: Messages) -> Rendered:
         """Return a conversation's tokens. Raises UserError where the template refuses it."""
-        text, answers = self.render(messages, return_assistant_tokens_mask=True)
-        ids, spans = self.tokenizer.encode_with_spans(text)
-        learned = np.zeros(len(ids), bool)
-        for begin, end in answers:
-            learned |= (spans[:, 0] < end) & (spans[:, 1] > begin)
+        ids, learned = self.encode(messages)
         if ids[0] != self.start:
             ids, learned = np.insert(ids, 0, self.start), np.insert(learned, 0, False)
         return Rendered(ids, learned)
 
     def prompt(self, messages: Messages) -> Int32[np.ndarray, " n"]:
-        """Return the tokens after which the assistant answers."""
-        ids = self.tokenizer.encode(self.render(messages, add_generation_prompt=True)[0])
+        """Return the tokens after which the assistant answers, and with which the answered one begins."""
+        ids = self.encode(messages, add_generation_prompt=True).ids
         return ids if self.learned_start is None else begun(ids, self.learned_start)
 
-    def render(self, messages: Messages, **settings: bool) -> tuple[str, list]:
-        """Return the template's text, and where the answers are in it. Raises UserError."""
+    def encode(self, messages: Messages, **settings: bool) -> Rendered:
+        """Return the tokens that the template makes of messages. Raises UserError."""
         with refusing("the chat template refuses it", "mend or leave it out", Exception):
-            return render(self.template, self.names, messages, **settings)
+            return encode_chat(self.tokenizer, self.template, self.names, messages, **settings)
 
     def pieces(self, messages: Messages, longest: int) -> list[Rendered]:
         """Cut a conversation after answers into pieces of at most `longest` tokens.
@@ -135,15 +133,72 @@ class Renderer:
         return pieces
 
 
+def encode_chat(
+    tokenizer: Tokenizer, template: str, names: dict[str, Any], messages: Messages, **settings: bool
+) -> Rendered:
+    """Return a conversation's tokens, and which of them the template says are learned.
+
+    The template alone writes special tokens: what a message says is ordinary text. Each answer begins with a
+    token of its own, as after a prompt. Raises ValueError for a template that changes what messages say, any
+    error of the template, and UserError.
+    """
+    text, answers = render(template, names, messages, **settings)
+    said = contents(text, template, names, messages, **settings)
+    spelled = [(a, b) for a, b in said if spells_special(tokenizer, text[a:b])]
+    edges = {0, len(text), *(begin for begin, _ in answers), *chain.from_iterable(spelled)}
+    ids, spans = [], []
+    for a, b in pairwise(sorted(edges)):
+        special = not any(begin <= a and b <= end for begin, end in spelled)
+        some, where = tokenizer.encode_with_spans(text[a:b], special)
+        ids.append(some)
+        spans.append(a + where)
+    spans = np.concatenate(spans)
+    learned = np.zeros(len(spans), bool)
+    for begin, end in answers:
+        learned |= (spans[:, 0] < end) & (spans[:, 1] > begin)
+    return Rendered(np.concatenate(ids), learned)
+
+
 def render(
-    template: str | None, names: dict[str, Any], messages: Messages, **settings: bool
-) -> tuple[str, list]:
+    template: str, names: dict[str, Any], messages: Messages, **settings: bool
+) -> tuple[str, list[tuple[int, int]]]:
     """Return the template's text, and where the answers are in it, in a sandbox. Raises any error of its."""
     from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
 
-    rendered: Any = render_jinja_template([messages], chat_template=template, **names, **settings)
+    rendered: Any = render_jinja_template(
+        [messages],
+        chat_template=template,
+        return_assistant_tokens_mask=END_OF_ANSWER.search(template) is not None,
+        **names,
+        **settings,
+    )
     (text,), answers = rendered
     return text, answers[0] if answers else []
+
+
+def contents(
+    text: str, template: str, names: dict[str, Any], messages: Messages, **settings: bool
+) -> list[tuple[int, int]]:
+    """Return where the template put what messages say, perhaps without the space around it."""
+    marks = {chr(FIRST_MARK + i): message["content"] for i, message in enumerate(messages)}
+    marked = [
+        message | {"content": mark} if message["content"] else message
+        for mark, message in zip(marks, messages, strict=True)
+    ]
+    ways = {
+        mark: "|".join({re.escape(x) for x in (said, said.strip(), said.lstrip(), said.rstrip())})
+        for mark, said in marks.items()
+    }
+    written = render(template, names, marked, **settings)[0]
+    pattern = "".join(f"({ways[x]})" if x in ways else re.escape(x) for x in written)
+    if (found := re.fullmatch(pattern, text)) is None:
+        raise ValueError("it changes what messages say, which could then write its special tokens")
+    return [found.span(i) for i in range(1, 1 + found.re.groups)]
+
+
+def spells_special(tokenizer: Tokenizer, text: str) -> bool:
+    """Tell whether a text has the name of a special token."""
+    return not np.array_equal(tokenizer.encode(text), tokenizer.encode(text, special=False))
 
 
 def begun(ids: Int32[np.ndarray, " n"], start: int) -> Int32[np.ndarray, " m"]:

@@ -63,17 +63,19 @@ class Tokenizer(ABC):
         The name of a special token in the text means that token only if `special`. `add_special_tokens` adds
         the tokens that a pretrained tokenizer puts around a text, such as Llama's <s>.
         """
-        text = text.encode("utf-8", "replace").decode()  # the libraries cannot encode a lone surrogate
+        text = without_surrogates(text)
         with refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception):
             return np.asarray(self.ids_of(text, special, add_special_tokens), np.int32)
 
-    def encode_with_spans(self, text: str) -> tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, "T 2"]]:
+    def encode_with_spans(
+        self, text: str, special: bool = True
+    ) -> tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, "T 2"]]:
         """Return token ids, and where in the text each begins and ends. Raises UserError as `encode`."""
-        ids = self.encode(text)
-        return ids, np.asarray(self.spans_of(text, ids), np.int32).reshape(-1, 2)
+        ids = self.encode(text, special)
+        return ids, np.asarray(self.spans_of(without_surrogates(text), ids, special), np.int32).reshape(-1, 2)
 
     @abstractmethod
-    def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
+    def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         """Return the first character of each of the text's tokens, and the one after its last."""
 
     @abstractmethod
@@ -94,6 +96,11 @@ class Tokenizer(ABC):
         return lambda ids, final=False: decoder.decode(b"".join(map(self.bytes_of, ids)), final)
 
 
+def without_surrogates(text: str) -> str:
+    """Return the text with "?" for each lone surrogate, which the libraries cannot encode."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class CharTokenizer(Tokenizer):
     """Token i is the i-th character of `symbols`. Raises ValueError if one is invalid or comes twice."""
 
@@ -112,7 +119,7 @@ class CharTokenizer(Tokenizer):
             raise ValueError(f"the vocabulary of {self.vocab_size} characters lacks {lacks}")
         return np.fromiter((self._id_of[symbol] for symbol in text), np.int32, len(text))
 
-    def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
+    def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         return [(i, i + 1) for i in range(len(text))]
 
     def bytes_of(self, token: int) -> bytes:
@@ -137,7 +144,7 @@ class TiktokenTokenizer(Tokenizer):
         # Its regular expression gives up at about a million spaces in a row.
         return self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
 
-    def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
+    def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         character = np.repeat(np.arange(len(text)), [len(symbol.encode()) for symbol in text])  # of each byte
         ends = np.cumsum([len(self.bytes_of(token)) for token in np.asarray(ids)], dtype=int)
         begins = np.append(0, ends[:-1])
@@ -160,11 +167,17 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
 
     def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
-        self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._library(special).encode(text, add_special_tokens=add_special_tokens).ids
 
-    def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
-        return self._tokenizer.encode(text, add_special_tokens=False).offsets
+    def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
+        return self._library(special).encode(text, add_special_tokens=False).offsets
+
+    def _library(self, special: bool) -> Any:
+        """Return the library's tokenizer, one for each way to read names of special tokens.
+
+        A single one would be changed by one thread while another encodes with it.
+        """
+        return _load_library_tokenizer(self.description["json"], special)[0]
 
     def bytes_of(self, token: int) -> bytes:
         # The token is decoded after itself, because the first token of a text may lose a space.
@@ -177,8 +190,8 @@ class JsonTokenizer(Tokenizer):
         return text.encode()
 
 
-@functools.lru_cache(maxsize=2)
-def _load_library_tokenizer(text: str) -> tuple[Any, str]:
+@functools.lru_cache(maxsize=4)
+def _load_library_tokenizer(text: str, special: bool = True) -> tuple[Any, str]:
     """Return the library's tokenizer, which neither cuts nor pads a text, and its tokenizer.json."""
     import tokenizers
 
@@ -188,6 +201,7 @@ def _load_library_tokenizer(text: str) -> tuple[Any, str]:
         raise ValueError(f"not a Hugging Face tokenizer.json: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
     return tokenizer, tokenizer.to_str()
 
 

@@ -320,7 +320,7 @@ def test_a_chat_model_goes_out_as_it_came_in(tiny, tmp_path, lora):
     config = AutoConfig.from_pretrained(ours)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (START, [END, TURN], PAD)
     _, manifest, _ = load_run(str(tmp_path / "run"))
-    assert Chat(manifest.tokenizer).prompt(chat).startswith("<s>user: hi[TURN]")
+    assert begins_a_chat(manifest.tokenizer, "<s>user: hi[TURN]")
 
 
 def test_data_of_the_vocabulary_alone_keeps_the_models_use_of_its_tokens(tiny, tmp_path):
@@ -334,9 +334,13 @@ def test_data_of_the_vocabulary_alone_keeps_the_models_use_of_its_tokens(tiny, t
     train.main([word for word in words if not word.startswith("--n_")])
     _, manifest, _ = load_run(str(tmp_path / "run"))
     assert end_tokens(manifest.tokenizer) == [END, TURN]
-    assert (
-        Chat(manifest.tokenizer).prompt([{"role": "user", "content": "hi"}]).startswith("<s>user: hi[TURN]")
-    )
+    assert begins_a_chat(manifest.tokenizer, "<s>user: hi[TURN]")
+
+
+def begins_a_chat(description, text: str) -> bool:
+    tokenizer = from_json(description)
+    ids = Chat(description).prompt(tokenizer, [{"role": "user", "content": "hi"}])
+    return tokenizer.decode(ids).startswith(text)
 
 
 @pytest.mark.slow

@@ -2,8 +2,13 @@
 
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int32
+
+from config.command_line import UserError
 from config.files import first_line
-from data.conversations import Messages, render
+from data.conversations import Messages, begun, encode_chat
+from data.tokenizer import Tokenizer
 from tools.serving.server import ApiError
 
 
@@ -30,17 +35,20 @@ class Chat:
             )
         return self.broken and f"{self.broken}: ask for completions instead"
 
-    def prompt(self, messages: Messages) -> str:
-        """Return the text to continue. Raises ApiError when the template refuses, or cannot be used."""
+    def prompt(self, tokenizer: Tokenizer, messages: Messages) -> Int32[np.ndarray, " n"]:
+        """Return the tokens to continue. Raises ApiError when the template refuses, or cannot be used."""
         if self.template is None:
             turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
-            return "\n\n".join([*turns, "Assistant:"])
+            return tokenizer.encode("\n\n".join([*turns, "Assistant:"]), special=False)
         if self.lacks:
             raise ApiError(self.lacks, "messages")
         try:
-            return render(self.template, self.names, messages, add_generation_prompt=True)[0]
+            ids = encode_chat(tokenizer, self.template, self.names, messages, add_generation_prompt=True).ids
+        except UserError as error:  # as for a character that is not in the vocabulary
+            raise ApiError(str(error), "messages") from None
         except Exception as error:  # whatever it raises for messages that it does not take
             raise ApiError(f"the model's chat template refuses these messages: {error}", "messages") from None
+        return ids if self.start is None else begun(ids, self.start)
 
 
 def why_unusable(template: str) -> str | None:

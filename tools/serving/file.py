@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from config.command_line import UserError
+from data.conversations import render
 from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
 from model import GPT, leaf_name
 from tools.inside.views import limits
 from tools.serving.chat import Chat
-from tools.serving.server import PAGE, ApiError
+from tools.serving.server import PAGE
 
 MAX_TOKENS = 1024  # new ones that the page may ask for
 # The page asks nobody for anything. Its modules are data: URLs, which an import map names.
@@ -130,22 +131,26 @@ def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
     """Return what a chat template writes between messages, by their roles, or what a conversation lacks."""
     if chat.lacks:
         return None, chat.lacks
-    between = {}
+    between, apart = {}, []  # apart: an answer begins with a token of its own
 
     def pieces(roles: list[str], mark: str) -> dict[str, str]:
         contents = [f"{mark}{i}{mark}" for i in range(len(roles))]
         messages = [{"role": role, "content": x} for role, x in zip(roles, contents, strict=True)]
-        written = re.split("|".join(contents), chat.prompt(messages))
+        text, answers = render(chat.template, chat.names, messages, add_generation_prompt=True)
+        said = [text.index(x) for x, role in zip(contents, roles, strict=True) if role == "assistant"]
+        if answers and said != [begin for begin, _ in answers]:
+            raise ValueError("what is learned is not what the assistant says")
+        apart.append(len(answers) > 0)
         names = [f"{a}>{b}" for a, b in pairwise(["", *roles, ""])]
-        return dict(zip(names, written, strict=True))
+        return dict(zip(names, re.split("|".join(contents), text), strict=True))
 
     try:
         for roles in (SYSTEM_FIRST, SYSTEM_FIRST[1:]):
             between |= pieces(roles, "\u2603")
         again = pieces([*SYSTEM_FIRST, *SYSTEM_FIRST[2:]], " \n")
         if again.items() <= between.items():
-            return {"between": between, "start": chat.start}, None
-    except (ApiError, ValueError):
+            return {"between": between, "start": chat.start, "apart": all(apart)}, None
+    except Exception:
         pass  # of a template that refuses a system message, or changes what is said
     return None, "the page cannot follow this model's chat template: serve the model with serve.py instead"
 
@@ -154,14 +159,15 @@ def in_javascript(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return a tokenizer as page/tokenizer.js takes it. Raises UserError for a kind that it cannot follow."""
     match tokenizer.description:
         case {"type": "char", "symbols": symbols}:
-            return {"tokens": [*symbols], "special": {}, "pattern": ".", "around": [[], []]}
+            return {"tokens": [*symbols], "special": {}, "added": [], "pattern": ".", "around": [[], []]}
         case {"type": "tiktoken", "name": "gpt2"}:
-            special, pattern, merges, whole = {"<|endoftext|>": 50256}, GPT2_WORDS, None, True
+            special, added, pattern, merges, whole = {"<|endoftext|>": 50256}, [], GPT2_WORDS, None, True
             ids = {spelled(tokenizer.bytes_of(i)): i for i in range(50256)}
         case {"type": "tokenizers", "json": text}:
             library = json.loads(text)
             pattern, model = pattern_of(library), library["model"]
             special = {token["content"]: token["id"] for token in library["added_tokens"]}
+            added = [token["content"] for token in library["added_tokens"] if not token["special"]]
             merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
             ids, whole = model["vocab"], model.get("ignore_merges", False)
         case description:
@@ -174,6 +180,7 @@ def in_javascript(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "special": special,
+        "added": added,
         "pattern": re.sub(r"\[(?:\\.|[^\]])*\]|\\[sS]", with_spaces, pattern),
         "around": [more[:begin], more[begin + len(plain) :]],
         "alphabet": spelled(bytes(range(256))),

@@ -10,7 +10,6 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from config.command_line import Fraction, Penalty, Repetition, TopK, TopP, UserError, spell
-from data.conversations import begun
 from generation.decode import Settings
 from generation.engine import Request
 from tools.serving.served import Served
@@ -196,9 +195,8 @@ def read_ids(
 
 def read_messages(served: Served, messages: list[Message]) -> Int[np.ndarray, " T"]:
     """Return the prompt's tokens. Raises ApiError."""
-    text = served.chat.prompt([message.plain() for message in messages])
-    ids = read_ids(served, "messages", text, add_special_tokens=False)
-    return ids if served.chat.start is None else begun(ids, served.chat.start)
+    ids = served.chat.prompt(served.tokenizer, [message.plain() for message in messages])
+    return read_ids(served, "messages", ids.tolist())
 
 
 def check_ids(served: Served, param: str, ids: Iterable[int]) -> None:

@@ -30,6 +30,13 @@ def folder(tmp_path, tokenizer_json):
     return write
 
 
+ASCII = CharTokenizer("\n" + "".join(map(chr, range(32, 127))))
+
+
+def prompt(ours: Chat, messages) -> str:
+    return ASCII.decode(ours.prompt(ASCII, messages))
+
+
 def chat(template):
     return Chat({"uses": {"chat_template": template, "special_tokens": {"bos_token": "<s>"}}})
 
@@ -41,13 +48,13 @@ def test_the_tokenizers_own_template_is_used(folder, where):
     config = tokens | {"pad_token": None, "chat_template": templates[where]}
     ours = Chat(read_tokenizer(folder(config, TEMPLATE if where == "file" else None)))
     expected = "<s><system>be</s><user>it's <hi> & bye</s><assistant>"
-    assert ours.prompt(MESSAGES) == expected and ours.stops == []
+    assert prompt(ours, MESSAGES) == expected and ours.stops == []
 
 
 def test_without_a_template_the_plain_one_is_used():
     ours = Chat(CharTokenizer("ab").description)
     answered = [*MESSAGES[:1], {"role": "assistant", "content": "ho"}]
-    assert ours.prompt(answered) == "System: be\n\nAssistant: ho\n\nAssistant:" and ours.stops == ["\nUser:"]
+    assert prompt(ours, answered) == "System: be\n\nAssistant: ho\n\nAssistant:" and ours.stops == ["\nUser:"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,7 @@ def test_a_template_sees_what_it_sees_in_transformers(folder, template):
     path = folder({"bos_token": "<s>", "eos_token": "</s>", "chat_template": template})
     theirs = AutoTokenizer.from_pretrained(path)
     expected = theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-    assert Chat(read_tokenizer(path)).prompt(MESSAGES) == expected
+    assert prompt(Chat(read_tokenizer(path)), MESSAGES) == expected
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ 1 | nofilter }}", "{{" + "(" * 5000])
@@ -73,7 +80,7 @@ def test_a_template_that_is_no_jinja_turns_chats_off(template):
     ours = chat(template)
     assert "the model's chat template cannot be compiled (" in ours.broken
     with pytest.raises(ApiError, match="cannot be compiled .*: ask for completions instead") as caught:
-        ours.prompt(MESSAGES)
+        prompt(ours, MESSAGES)
     assert caught.value.status_code == 400
 
 
@@ -96,5 +103,5 @@ def test_a_template_that_refuses_or_reaches_out_is_an_error_object(template):
     ours = chat(template)
     assert ours.broken is None
     with pytest.raises(ApiError, match="chat template") as caught:
-        ours.prompt(MESSAGES)
+        prompt(ours, MESSAGES)
     assert caught.value.status_code == 400

@@ -110,11 +110,16 @@ function answers(served) {
 
   const names = (ids) => Object.fromEntries([...new Set(ids)].map((id) => [id, tokenizer.spelling(id)]));
 
-  /** The tokens of a conversation, and of the answer's beginning. */
+  /** The tokens of a conversation, and of the answer's beginning, as data/conversations.py encodes them. */
   function prompt(messages) {
-    const after = messages.map(({ role }, i) => template.between[`${role}>${messages[i + 1]?.role ?? ""}`]);
-    const text = messages.map(({ content }, i) => content + after[i]).join("");
-    const ids = tokenizer.encode(template.between[`>${messages[0].role}`] + text);
+    const parts = [[template.between[`>${messages[0].role}`], true]];
+    for (const [i, { role, content }] of messages.entries()) {
+      const after = template.between[`${role}>${messages[i + 1]?.role ?? ""}`];
+      if (tokenizer.spellsSpecial(content)) parts.push([content, false], [after, true]);
+      else if (template.apart && role === "assistant") parts.push([content + after, true]);
+      else parts.at(-1)[0] += content + after;
+    }
+    const ids = tokenizer.join(parts);
     return template.start === null || ids[0] === template.start ? ids : [template.start, ...ids];
   }
 

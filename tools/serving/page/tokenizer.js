@@ -1,18 +1,18 @@
 // Text to token ids and back: characters, or byte-pair encoding (arXiv:1508.07909), as tools/serving/file.py tells it.
 
-/** @typedef {{tokens: string[], special: {[name: string]: number}, pattern: string, around: number[][],
+/** @typedef {{tokens: string[], special: {[name: string]: number}, added: string[], pattern: string, around: number[][],
  * alphabet?: string, merges?: string[], whole?: boolean}} Description
- * pattern: of the words of a text; around: what is put before and after it. Of byte pairs, whose tokens are spelled in
+ * added: those of `special` that any text may have; pattern: of the words of a text; around: what is put before and after it. Of byte pairs, whose tokens are spelled in
  * the characters of 256 bytes, `alphabet`: merges, the first first, or else by the id of what they make; whole: a word
  * that is a token needs none */
 
 const utf8 = new TextEncoder();
 
 /** @param {Description} description */
-export function Tokenizer({ tokens, special, pattern, around: [before, after], alphabet, merges, whole }) {
+export function Tokenizer({ tokens, special, added, pattern, around: [before, after], alphabet, merges, whole }) {
   const ids = new Map(tokens.map((token, id) => [token, id])), words = new RegExp(pattern, "gsu");
-  const names = Object.keys(special).map((name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-  const named = new RegExp(`(${names.join("|") || "(?!)"})`), unspelled = new Set(Object.values(special));
+  const escaped = (name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), unspelled = new Set(Object.values(special));
+  const [any, ordinary] = [Object.keys(special), added].map((x) => new RegExp(`(${x.map(escaped).join("|") || "(?!)"})`));
   const order = merges && new Map(merges.map((pair, i) => [pair, i]));
   const rank = (a, b) => (order ? order.get(`${a} ${b}`) : ids.get(a + b)) ?? Infinity;
 
@@ -29,11 +29,21 @@ export function Tokenizer({ tokens, special, pattern, around: [before, after], a
     return parts.map((part) => ids.get(part));
   }
 
-  /** @param {string} text */
-  function encode(text) {
-    const known = (part) => (Object.hasOwn(special, part) ? [special[part]] : (part.match(words) ?? []).flatMap(idsOf));
-    return [...before, ...text.toWellFormed().split(named).flatMap(known), ...after];
+  /** The tokens of a part of a text, in which names of special tokens may mean these or be ordinary text.
+   * @param {string} text */
+  function within(text, names = any) {
+    const known = (part) => (part.match(names)?.[0] === part ? [special[part]] : (part.match(words) ?? []).flatMap(idsOf));
+    return text.toWellFormed().split(names).flatMap(known);
   }
+
+  /** The tokens of parts, each with whether a program wrote it: what a person says has no special tokens. */
+  const join = (parts) => parts.flatMap(([text, ours]) => within(text, ours ? any : ordinary));
+
+  /** @param {string} text */
+  const spellsSpecial = (text) => String(within(text)) !== String(within(text, ordinary));
+
+  /** @param {string} text */
+  const encode = (text) => [...before, ...within(text), ...after];
 
   /** @param {number} id */
   function bytesOf(id) {
@@ -55,5 +65,5 @@ export function Tokenizer({ tokens, special, pattern, around: [before, after], a
       : text;
   }
 
-  return { encode, bytesOf, stream, spelling };
+  return { encode, join, spellsSpecial, bytesOf, stream, spelling };
 }
