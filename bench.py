@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
         check_twin(options)
         # Otherwise JAX takes three quarters of a GPU's memory at once.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    choose_device(options.device)
+    choose_device(options.device, options.deterministic)
     with jax.set_mesh(make_mesh(options.mesh)):
         losses = ten_losses() if bench.report else None  # first: it refuses a mesh that does not suit it
         figures = report_serving(options) if bench.serve else measure(bench, options)

@@ -20,7 +20,7 @@ from shlex import quote
 import jax
 
 from config.options import parse_options
-from parallel.machines import add_xla_flag, on_devices, reuse_freed_memory
+from parallel.machines import on_devices, reuse_freed_memory
 from runs.checkpoint import Manifest, saved_options
 from runs.load import Run, open_run, shape_of_weights, starting_state
 from runs.metrics import Metrics
@@ -33,8 +33,6 @@ from training.step import StepBatches, compile_step
 def main(argv: list[str]) -> int:
     """Read the options, choose the devices, and train or evaluate. Return the exit status."""
     options = parse_options(argv, shape_of_weights, saved_options)
-    if options.deterministic:  # then a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
-        add_xla_flag("--xla_gpu_deterministic_ops", "true")
     with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         run = open_run(options)
         with stop_signals() as stop_asked:

@@ -44,6 +44,9 @@ class UserError(Exception):
 
 def command(main: Callable[[list[str]], int | None]) -> None:
     """Run a command's `main(argv)`, and exit with its status; after a user's mistake with 2 and one line."""
+    for name in ("stdout", "stderr"):  # closed, as by >&-: a file that is opened next would be written to
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py sets it
@@ -108,6 +111,8 @@ INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # a larger value becomes inf on a device
 UTF8 = r"(?!~(/|$))[^\x00\ud800-\udfff]+"
 Name = Annotated[str, AfterValidator(os.path.expanduser), matching(UTF8, "a name in UTF-8")]
+# Checkpoints are renamed and locked, which a bucket cannot do: gs://b would be a folder called "gs:".
+Folder = Annotated[Name, matching(r"(?![a-z0-9]+:/).*", "a folder of this machine, as of a mounted bucket")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
 Checkpoint = NonNegativeInt | Literal["best", "last"]  # of a run; an int is an iteration

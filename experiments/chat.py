@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from config.command_line import Count, Name, Seed, UserError, command, given
+from config.command_line import Count, Folder, Name, Seed, UserError, command, given
 from config.files import read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
 from experiments.record import machine
@@ -68,7 +68,7 @@ class ChatOptions:
 
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
-    out_dir: Name = "out-chat"  # a folder in it for each seed
+    out_dir: Folder = "out-chat"  # a folder in it for each seed
     results: Name | None = None  # file of the lives' answers, which is added to; None: results.json there
 
 

@@ -43,7 +43,7 @@ def on_devices(options: Any) -> Generator[None]:
         keep_compiled_programs()
     connect(options)
     try:
-        choose_device(options.device)
+        choose_device(options.device, options.deterministic)
         if jax.process_index() > 0:
             sys.stdout = open(os.devnull, "w")
         check_same(**{name: value for name, value in vars(options).items() if name != "process_id"})
@@ -92,9 +92,12 @@ def connect(options: Any) -> None:
         ) from None
 
 
-def choose_device(device: str) -> None:
+def choose_device(device: str, deterministic: bool = False) -> None:
     """Choose the device before JAX starts. Raises UserError."""
     jax.config.update("jax_enable_x64", False)  # the user's variable would make a run's arrays others
+    jax.config.update("jax_disable_jit", False)  # and without jit nothing can be compiled beforehand
+    if deterministic:  # then a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
+        add_xla_flag("--xla_gpu_deterministic_ops", "true")
     wait_for_simulated_devices()
     accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     if device == "cpu" or device == "auto" and not accelerator:

@@ -78,6 +78,12 @@ class Manifest:
         for name in FIXED:
             check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
+        rows, theirs = (x.batch_size * x.gradient_accumulation_steps for x in (self.options, saved.options))
+        if self.options.sampling == saved.options.sampling == "epoch" and rows != theirs:
+            raise UserError(
+                f"batch_size x gradient_accumulation_steps = {rows}, but the checkpoint {path} has {theirs}: "
+                "with --sampling=epoch this would skip or repeat windows of the epoch; give as many"
+            )
         return replace(self, tokenizer=saved.tokenizer, best_val_loss=saved.best_val_loss, base=saved.base)
 
     def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:

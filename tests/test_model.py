@@ -275,3 +275,10 @@ except jaxtyping.TypeCheckError:
 """
     done = run_python("-c", script)
     assert done.stdout == "checked\n", done.stderr
+
+
+def test_a_mesh_of_a_users_own_axes_is_left_to_xla():
+    model, tokens = large(TINY), random_tokens(TINY)
+    expected = model.loss(tokens, tokens)
+    with jax.set_mesh(jax.make_mesh((2,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))):
+        assert distance(jax.jit(GPT.loss)(model, tokens, tokens), expected) < FLOAT32_ROUNDING

@@ -208,6 +208,33 @@ def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, d
     assert iterations(stopped, STEP) == list(range(30))
 
 
+def test_an_epoch_goes_on_with_as_many_rows_a_step(tiny, tmp_path):
+    """With others it would skip windows: batch i has the windows from i times the rows of a step on."""
+    train.main(tiny(tmp_path, max_iters=2, sampling="epoch", batch_size=4))
+    words = tiny(tmp_path, max_iters=4, sampling="epoch", init_from="resume")
+    error = refusal(train.main, [*words, "--batch_size=2"])
+    assert "batch_size x gradient_accumulation_steps = 2, but the checkpoint" in error and "has 4" in error
+    train.main([*words, "--batch_size=2", "--gradient_accumulation_steps=2"])
+
+
+@pytest.mark.parametrize("place", ["gs://bucket/run", "s3://bucket", "hf://me/run", "gs:/bucket"])
+def test_a_bucket_is_refused_before_anything_is_trained(tiny, tmp_path, place):
+    words = [word for word in tiny(tmp_path) if not word.startswith("--out_dir")]
+    assert "out_dir" in refusal(train.main, [*words, f"--out_dir={place}"])
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_changes_nothing(tiny, tmp_path, closed):
+    words = shlex.join([sys.executable, "train.py", *tiny(tmp_path, max_iters=1)])
+    assert subprocess.run(["bash", "-c", f"{words} {closed}"], cwd=ROOT, check=False).returncode == 0
+    assert saved_iterations(tmp_path) == [1]
+
+
+def test_the_variable_that_turns_jit_off_changes_nothing(tiny, tmp_path):
+    done = run_python("train.py", *tiny(tmp_path, max_iters=1), JAX_DISABLE_JIT=1)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(tiny, tmp_path):
     through, stopped = tmp_path / "through", tmp_path / "stopped"

@@ -9,7 +9,7 @@ import pytest
 
 from config.options import Options
 from fast import Fast, fold_norms
-from model import GPTConfig, causal_attention
+from model import GPT, GPTConfig, causal_attention
 from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, moved, slowly
 from tests.models import TINY, changed, large, random_tokens, train
 from training.lora import add_adapters
@@ -101,5 +101,45 @@ def test_a_folded_block_computes_the_same_and_so_do_its_gradients(case):
 def test_a_norm_without_a_bias_has_no_weight_left(case):
     block = a_block(case)
     folded = fold_norms(block)
-    for ours, theirs in ((folded.ln_1, block.ln_1), (folded.ln_2, block.ln_2)):
-        assert (ours.weight == (theirs.weight if "bias" in case else 1)).all()
+    stay = {"a bias, which is not folded": "12", "adapters": "12", "µP, norms of queries": "1"}.get(case, "")
+    for n in "12":  # µP wraps attention, and an adapter each layer
+        ours, theirs = (getattr(x, f"ln_{n}").weight for x in (folded, block))
+        assert (ours == (theirs if n in stay else 1)).all()
+
+
+class Wrapped(eqx.Module):
+    """What a user may put around any layer."""
+
+    wrapped: eqx.Module
+
+    def __call__(self, *args):
+        return self.wrapped(*args)
+
+
+class Behind(eqx.Module):
+    """An MLP with a layer behind it, which does not read the norm."""
+
+    wrapped: eqx.Module
+    weight: jax.Array
+
+    def __call__(self, x, key=None):
+        return self.wrapped(x, key) @ self.weight
+
+
+@pytest.mark.parametrize("where", ["ln_1", "attn", "ln_2", "mlp", "behind", "layer"])
+def test_a_layer_of_a_users_own_stays_as_it_is(where):
+    block = large(GPT(TINY, key=jax.random.key(0))).blocks
+    block = jax.tree.map(lambda x: x[0], block)
+    norms = [1 + jax.random.normal(jax.random.key(i), (TINY.n_embd,)) for i in range(2)]
+    block = eqx.tree_at(lambda b: (b.ln_1.weight, b.ln_2.weight), block, norms)
+    if where == "behind":
+        behind = Behind(block.mlp, jax.random.normal(jax.random.key(2), 2 * (TINY.n_embd,)))
+        block = eqx.tree_at(lambda b: b.mlp, block, behind)
+    elif where == "layer":
+        block = eqx.tree_at(lambda b: b.attn.c_k, block, Wrapped(block.attn.c_k))
+    else:
+        block = eqx.tree_at(lambda b: getattr(b, where), block, Wrapped(getattr(block, where)))
+    tokens = random_tokens(TINY)
+    _, attend = causal_attention(TINY, tokens)
+    x = jax.random.normal(jax.random.key(3), (*tokens.shape, TINY.n_embd))
+    assert distance(fold_norms(block)(x, attend), block(x, attend)) < FLOAT32_ROUNDING

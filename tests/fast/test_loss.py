@@ -53,8 +53,10 @@ def torch_value_and_gradients(x, head, targets):
     [
         (14, Fast.max_logits, 1),
         (14, 4 * 7 * 100, 2),
-        (14, 4 * 6 * 100, 7),  # not 3 chunks of 6, 6 and 2: all are equal
-        (13, 4 * 7 * 100, 13),  # a prime
+        (14, 4 * 6 * 100, 3),  # of 5, the last with one that is no token
+        (13, 4 * 7 * 100, 2),  # a prime
+        (12, 4 * 5 * 100, 3),  # of 4
+        (1021, 4 * 128 * 100, 8),  # a larger prime, whose chunks were once of one token
         (14, 1, 14),  # one position at a time at the least
     ],
 )
