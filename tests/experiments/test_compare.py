@@ -168,7 +168,7 @@ def test_nothing_is_answered_before_all_runs_have_ended(clone, tiny_data, tmp_pa
         *slowly(
             (["--change=--max_iters=12"], "--equal=steps: not all have the same max_iters"),
             (["--change=--wandb_log=True"], "--wandb_log=True: the base has the same options and code"),
-            (["--change=git:nowhere"], "git: bad revision 'nowhere'"),
+            (["--change=git:nowhere"], "git rev-parse nowhere^{commit}: "),
             (["--change=--n_head=3"], "n_embd=8 must be a multiple of n_head=3"),
             (["--change=--dataset=nowhere"], "dataset=nowhere: there is no "),
         ),

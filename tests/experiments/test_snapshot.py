@@ -1,6 +1,7 @@
 """The code that runs train with: the working tree's or a commit's, as it was when it was taken."""
 
 import json
+import shutil
 import subprocess
 
 import pytest
@@ -61,11 +62,36 @@ def test_a_commit_is_taken_as_it_is_and_one_that_is_none_is_refused(idea, tmp_pa
         "model.py",
     }
     assert "0.04 * jax" in (theirs.folder / "model.py").read_text()
-    assert "bad revision 'nowhere'" in refusal(take, "nowhere", tmp_path / "code")
+    output = f"--output={tmp_path / 'x'}"
+    for name in ("nowhere", "HEAD:train.py", "main..idea", "^main", "-p", "--all", output):
+        assert ": give git:<a commit or branch>, in a" in refusal(take, name, tmp_path / "code")
+    assert not (tmp_path / "x").exists() and not (tmp_path / "x^{commit}").exists()
     edit(idea / "train.py", "import jax\n", "import jax as\n")
-    assert "the code to compare cannot be read: invalid syntax" in refusal(take, "", tmp_path / "code")
+    assert "the code to compare cannot be read (invalid syntax" in refusal(take, "", tmp_path / "code")
     monkeypatch.setattr(snapshot, "ROOT", tmp_path)
     assert "not a git repository" in refusal(take, "", tmp_path / "code")
+
+
+def test_a_copy_that_was_edited_is_refused(clone, tmp_path):
+    code = take("", tmp_path / "code")
+    (code.folder / "__pycache__").mkdir()  # as Python makes it
+    (code.folder / "__pycache__" / "train.cpython-311.pyc").touch()
+    assert take("", tmp_path / "code") == code
+    for name, text in (("model.py", "x = 1\n"), ("numpy.py", "x = 1\n"), ("config/devices.csv", "")):
+        (code.folder / name).write_text(text)
+        assert f"{code.folder}: it was edited: move it away" in refusal(take, "", tmp_path / "code")
+        shutil.rmtree(code.folder)
+        assert take("", tmp_path / "code") == code
+    (clone / "outside.py").symlink_to("/etc/passwd")
+    assert "the code to compare cannot be copied ('outside.py' " in refusal(take, "", tmp_path / "code")
+
+
+def test_a_copy_has_no_earlier_copies(clone):
+    """Of a folder that .gitignore does not name."""
+    first = take("", clone / "mine" / "code")
+    edit(clone / "model.py", "import math\n", "import math  # for its functions\n")
+    second = take("", clone / "mine" / "code")
+    assert first.folder != second.folder and not (second.folder / "mine").exists()
 
 
 @pytest.mark.slow
