@@ -43,7 +43,7 @@ class UserError(Exception):
 
 
 def command(main: Callable[[list[str]], int | None]) -> None:
-    """Run a command's `main(argv)`, and exit with its status; after an error with 2, a user's mistake in one line."""
+    """Run a command's `main(argv)`, and exit with its status; after an error with 2, a user's in one line."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py sets it

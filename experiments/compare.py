@@ -23,12 +23,12 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from config.command_line import Count, Name, Positive, UserError, command, show_help, take_options
-from config.files import read_json, refusing, write_whole
+from config.files import kept, refusing, write_whole
 from config.options import RESUMING, Options
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import decoded
@@ -187,7 +187,7 @@ def text_of(dataset: Dataset) -> str:
 def plan(experiment: Experiment, out: Path) -> int:
     """Return how many seeds of these sets were asked for first, and keep it; 0 if not the same for all."""
     path, (base, *others) = out / "seeds.json", (x.mark for x in experiment.sets.values())
-    first = read_json(path) if path.exists() else {}
+    first = kept(path, dict[str, Count])
     pairs = {f"{base}.{mark}": any(out.glob(f"runs/{mark}.seed-*/result.json")) for mark in others}
     first |= {pair: experiment.seeds for pair, ended in pairs.items() if not (ended and pair in first)}
     write_whole(path, json.dumps(first, indent=1) + "\n")
@@ -200,7 +200,8 @@ def needed(experiment: Experiment, label: str, gain: float, asked: CompareOption
     ended, columns = {}, ["seed", "seconds", experiment.metric]
     for name in ("base", label):
         paths = Path(asked.out, "runs").glob(f"{experiment.sets[name].mark}.seed-*/result.json")
-        ended[name] = pd.DataFrame(map(read_json, paths), columns=columns).set_index("seed").astype(float)
+        runs = [kept(path, dict[str, Any]) for path in paths]
+        ended[name] = pd.DataFrame(runs, columns=columns).set_index("seed").astype(float)
     losses = {name: runs[experiment.metric].dropna() for name, runs in ended.items()}
     seen, spread = (losses[label] - losses["base"]).dropna(), 1.0
     done, seconds = len(seen), 2 * pd.concat(ended)["seconds"].mean()

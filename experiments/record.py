@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from config.command_line import UserError
-from config.files import read_json, write_whole
+from config.files import read_json, refusing, write_whole
 from config.options import Options
 from data.dataset import dataset_dir
 from experiments.snapshot import ROOT, Snapshot, digest
@@ -62,14 +62,14 @@ class Record:
 
     def __init__(self, path: Path, sets: dict[str, Variant] | None = None, metric: str = "val"):
         self.path, self.metric = path, metric
-        try:
+        with refusing(f"{path}: cannot be read as results", "restore it", Exception):
             kept = read_json(path)["sets"] if path.exists() else {}
             wanted = {label: x.options for label, x in sets.items()} if sets else {}
             self.sets: dict[str, dict[str, Any]] = {x: {"options": y, "runs": []} for x, y in wanted.items()}
             # A set whose options have changed begins anew.
             self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x["options"], None)}
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{path}: cannot be read as results ({error}): restore it") from None
+            for label in self.sets:
+                self.losses(label)
         self.taken_out = self.sets.keys() - wanted.keys() if sets else set()
 
     def losses(self, label: str) -> pd.Series:
@@ -93,7 +93,9 @@ class Record:
 
 
 def check_run(path: Path, run: dict, dataset: str) -> None:
-    """Raise UserError if a run in this file has read other data of that name, or had other packages."""
+    """Raise UserError if a run in this file is not whole, or had other data of that name, or packages."""
+    if lacks := [name for name in ("seed", "val", "seconds", "cpu", "date", "versions") if name not in run]:
+        raise UserError(f"{path}: a run lacks {', '.join(lacks)}: restore it, or move the file")
     data, versions = data_mark(dataset), machine()["versions"]
     for what, had, has in ((dataset, run.get("data"), data), ("versions", run["versions"], versions)):
         if had and has and had != has:
@@ -104,7 +106,7 @@ def data_mark(dataset: str) -> str | None:
     """Return the start of the training tokens' checksum, if there is one: nanoGPT's data have none."""
     try:
         return read_json(dataset_dir(dataset) / "meta.json")["sha256"]["train"][:12]
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, Literal
 
 from config.command_line import UserError
-from config.files import read_json, write_whole
+from config.files import kept, read_json, refusing, write_whole
 from config.options import Options
 from experiments.record import Experiment, Variant, check_run, data_mark, machine
 from experiments.snapshot import environment
@@ -76,7 +76,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
     """Train what these sets lack, and show no loss, lest one stops when it suits. Return how many failed."""
 
     def keep(task: Task, done: str = "ended") -> None:
-        result = read_json(task.kept)
+        result = kept(task.kept, dict[str, Any])
         if experiment.metric not in result:
             value = bits_per_byte(task) if result["diverged"] is None else None
             write_whole(task.kept, json.dumps(result := result | {experiment.metric: value}))
@@ -95,7 +95,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
             check_run(record.path, old, entry["options"].get("dataset", Options.dataset))
     for task in due:
         if task.kept.exists():  # of another experiment
-            check_run(task.kept, read_json(task.kept), task.variant.option("dataset"))
+            check_run(task.kept, kept(task.kept, dict[str, Any]), task.variant.option("dataset"))
             keep(task, "reused")
     return train_all([task for task in due if not task.kept.exists()], jobs, keep)
 
@@ -138,14 +138,17 @@ def result_of(task: Task, status: int) -> dict | None:
     if status and not found:
         return None
     diverged = int(found[1]) if found else None
+    path = task.folder / "metrics.jsonl"
     # A damaged line is an error: without it, an earlier evaluation would pass for the last.
-    records = [json.loads(line) for line in (task.folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
-    evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
-    ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
+    with refusing(f"{path}: damaged", "move the folder away to train it again", Exception):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
+        evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
+        ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
+        last = evaluations[-1][2] if diverged is None else None
     return {
         "seed": task.seed,
-        "val": evaluations[-1][2] if diverged is None else None,
+        "val": last,
         "diverged": diverged,
         "steps": task.variant.option("max_iters") if diverged is None else diverged,
         "seconds": round(KEEPING["log_interval"] * ms / 1e3, 1),

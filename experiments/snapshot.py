@@ -48,29 +48,23 @@ def take(commit: str, folder: Path) -> Snapshot:
         with refusing("the code to compare cannot be copied", "take the link away", tarfile.TarError):
             tarfile.open(archive).extractall(copy, filter="data")
         found = Snapshot(folder / tree[:12], name, program(copy))  # by all files: configs are not imported
-        if not found.folder.exists():
-            copy.rename(found.folder)
-        elif contents(found.folder) != contents(copy):
-            raise UserError(f"{found.folder}: it was edited: move it away, and start again")
+        if found.folder.exists():  # it may have been edited
+            found.folder.rename(Path(temporary, "earlier"))
+        copy.rename(found.folder)
     return found
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path.relative_to(folder): path.read_bytes() for kind in CODE for path in folder.rglob(kind)}
 
 
 def git(*words: str, **environment: str) -> str:
     made = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, env=os.environ | environment)
     if made.returncode:
         why = made.stderr.decode(errors="replace").strip().split("\n")[0].removeprefix("fatal: ")
-        raise UserError(f"git {words[0]} {words[-1]}: {why}: give git:<a commit or branch>, in a clone that has it")
+        raise UserError(f"git {words[0]} {words[-1]}: {why}: give git: and a commit that this clone has")
     return made.stdout.decode(errors="replace")
 
 
 def program(folder: Path) -> dict[str, str]:
     """Return a hash of each file that train.py may import. Raises UserError."""
-    refused = (SyntaxError, ValueError, RecursionError, OSError)
-    with refusing("the code to compare cannot be read", "mend it", *refused):
+    with refusing("the code to compare cannot be read", "mend it", SyntaxError, ValueError, OSError):
         finder = ModuleFinder([str(folder)])
         finder.run_script(str(folder / "train.py"))
         paths = sorted(Path(x.__file__) for x in finder.modules.values() if x.__file__)  # ty: ignore

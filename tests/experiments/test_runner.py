@@ -15,7 +15,7 @@ from config.options import Options, parse_options
 from experiments.compare import LEFT_OUT, read_list
 from experiments.record import RESULTS, Experiment, Record, Variant, machine
 from experiments.report import describe, provenance, sentences, table, write_report
-from experiments.runner import at_equal, run
+from experiments.runner import Task, at_equal, result_of, run
 from experiments.snapshot import Snapshot
 from tests.experiments.conftest import OPTIONS, words
 from tests.helpers import ROOT, newest_checkpoint, refusal, start_python, wait_until
@@ -62,6 +62,16 @@ def test_runs_of_other_data_or_versions_are_not_mixed(experiment, tmp_path, chan
     assert not (tmp_path / "out").exists() and experiment.path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"val/loss": 1}', '{"iter": 0, "train/loss": 0, "val/loss": ""}']
+)
+def test_damaged_metrics_are_no_result(experiment, tmp_path, text):
+    task = Task("slow", experiment.sets["slow"], 1, tmp_path)
+    (tmp_path / "train.log").write_text("done\n")
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert "metrics.jsonl: damaged (" in refusal(result_of, task, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_killed_list_goes_on_where_its_run_was(repository, tiny_data, tmp_path, number):
@@ -97,8 +107,10 @@ def test_a_set_whose_options_change_begins_anew_and_one_that_is_gone_keeps_its_r
     assert [*record.losses("slow")] == [1.9] and [*record.losses("fast")] == LOSSES["fast"]
     assert record.taken_out == {"faster"} and "Commit dd10b5e has them." in provenance(changed, record)
     assert "| faster (tried, and taken out) | 3.0500 ± 0.0707 | " in table(changed, record)
-    experiment.path.write_text('{"sets": {')
-    assert "small.json: cannot be read as results" in refusal(experiment.record)
+    entries = '{"options": {}}', '{"options": {}, "runs": [{"seed": 1, "val": "x"}]}', "[]"
+    for text in ('{"sets": {', "[]", "{}", *(f'{{"sets": {{"gone": {x}}}}}' for x in entries)):
+        experiment.path.write_text(text)
+        assert "small.json: cannot be read as results (" in refusal(experiment.record)
 
 
 def test_equal_tokens_and_equal_time_are_as_many_steps_as_take_them(experiment, tmp_path):
