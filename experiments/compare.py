@@ -156,7 +156,7 @@ def in_full(base: list[str], variants: dict[str, Variant]) -> Iterator[str]:
     ours = variants["base"]
     yield f"base: {' '.join(base)} --eval_interval={ours.option('eval_interval')}, code of {ours.code.name}"
     for label, variant in [*variants.items()][1:]:
-        yield f"{label}, code of {variant.code.name}:"
+        yield f"{label}, code of {variant.code.name}:{variant.unlike(ours)}"
         for name in sorted(ours.options.keys() | variant.options.keys()):
             a, b = (x.options.get(name, getattr(Options, name, None)) for x in (ours, variant))
             if a != b:

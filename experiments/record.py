@@ -1,6 +1,7 @@
 """An experiment: sets of options to compare, and the results of their runs, in one JSON file."""
 
 import json
+import math
 import platform
 from dataclasses import dataclass
 from datetime import date
@@ -19,6 +20,7 @@ from experiments.snapshot import ROOT, Snapshot, digest
 from tools.planning.speeds import describe_cpu
 
 RESULTS = ROOT / "experiments" / "results"
+TOKENS = ("gradient_accumulation_steps", "batch_size", "block_size")  # their product is a step's
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class Variant:
 
     def option(self, name: str) -> Any:
         return self.options.get(name, getattr(Options, name))
+
+    def unlike(self, base: "Variant") -> str:
+        """Say which sizes differ from the base's: of equal steps, the larger lowers the loss by itself."""
+        said = ""
+        for what, names in {"context": ("block_size",), "tokens a step": TOKENS}.items():
+            ours, theirs = (math.prod(map(x.option, names)) for x in (self, base))
+            said += f" Its {what}: {ours:,}, the base's {theirs:,}." if ours != theirs else ""
+        return said
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from config.command_line import UserError
 from config.files import kept, read_json, refusing, write_whole
 from config.options import Options
-from experiments.record import Experiment, Variant, check_run, data_mark, machine
+from experiments.record import TOKENS, Experiment, Variant, check_run, data_mark, machine
 from experiments.snapshot import environment
 from tools.benchmarks.other_code import OtherCode, check_losses
 from tools.benchmarks.variants import take_turns
@@ -194,8 +194,8 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     """Return the experiment with as many steps of each set as take the base's tokens, or time."""
     if equal == "steps":
         return experiment
-    times, sizes = time_steps(experiment), ("gradient_accumulation_steps", "batch_size", "block_size")
-    costs = {label: math.prod(map(x.option, sizes)) for label, x in experiment.sets.items()}
+    times = time_steps(experiment)
+    costs = {label: math.prod(map(x.option, TOKENS)) for label, x in experiment.sets.items()}
     if equal == "time":
         costs = {label: timed["ms"] for label, timed in times.items()}
     sets, base = {}, next(iter(costs))

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from config.options import Options, parse_options
-from experiments.compare import LEFT_OUT, read_list
+from experiments.compare import LEFT_OUT, in_full, read_list
 from experiments.record import RESULTS, Experiment, Record, Variant, machine
 from experiments.report import describe, provenance, sentences, table, write_report
 from experiments.runner import Task, at_equal, result_of, run
@@ -193,6 +193,25 @@ def test_a_report_says_how_its_runs_were_made_and_draws_pairs_and_intervals(expe
     (bar,) = axes.collections[0].get_segments()
     interval = stats.ttest_rel(LOSSES["fast"], LOSSES["slow"]).confidence_interval()
     assert [*bar[:, 0]] == pytest.approx([interval.low, interval.high])
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (dict(block_size=8), " Its context: 8, the base's 4. Its tokens a step: 16, the base's 8."),
+        (dict(block_size=8, batch_size=1), " Its context: 8, the base's 4."),
+        (dict(gradient_accumulation_steps=2), " Its tokens a step: 16, the base's 8."),
+        (dict(batch_size=1, gradient_accumulation_steps=2), ""),
+    ],
+)
+def test_other_contexts_or_tokens_a_step_are_said(experiment, options, said):
+    """OPTIONS has steps of two rows of four tokens."""
+    experiment = with_options(experiment, "fast", **options)
+    record = recorded(experiment, LOSSES)
+    (line,) = sentences(replace(experiment, sets={x: experiment.sets[x] for x in LOSSES}), record)
+    assert f"a step takes 1.00 times as long.{said} " in line and line.count(" Its ") == said.count(" Its ")
+    ours = experiment.sets["fast"]
+    assert f"fast, code of this:{said}" in [*in_full([], {"base": experiment.sets["slow"], "fast": ours})]
 
 
 def test_of_several_changes_a_sentence_says_which_hold_together(experiment):
