@@ -19,11 +19,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 
-from config.command_line import Count, Name, Seed, UserError, command, given
+from config.command_line import Count, Name, Seed, UserError, command, given, matching
 from config.files import kept, read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
 from experiments.record import machine
@@ -58,6 +58,9 @@ STAGES = (
     " --max_new_tokens=24 --json={to}/answers.json",
 )
 
+Folder = Annotated[Name, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
+Json = Annotated[Name, matching(r".*\.json", "a name with .json: the table is beside it")]
+
 
 @dataclass(frozen=True)
 class ChatOptions:
@@ -68,8 +71,8 @@ class ChatOptions:
 
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
-    out_dir: Name = "out-chat"  # a folder in it for each seed
-    results: Name | None = None  # file of the lives' answers, which is added to; None: results.json there
+    out_dir: Folder = "out-chat"  # a folder in it for each seed
+    results: Json | None = None  # file of the lives' answers, which is added to; None: results.json there
 
 
 def main(argv: list[str]) -> None:

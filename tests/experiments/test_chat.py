@@ -97,6 +97,13 @@ def test_a_folder_may_have_a_space(tmp_path, monkeypatch, capfd):
     assert f"python serve.py '--out_dir={tmp_path}/my life/1/rewarded'" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("word", ["--out_dir=a,b", "--results=a.md", "--results=.", "--results=results"])
+def test_names_that_would_fail_at_the_end_are_refused(word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(chat.main, [word]).startswith(f"{word.replace('=', ' is ', 1).split()[0]} is ")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_ctrl_c_lets_a_stage_save_and_the_same_command_does_it_again(tmp_path, monkeypatch):
     """A terminal sends Ctrl-C to both; here the stage sends it to the parent, and takes a second to save."""
     (tmp_path / "stage.py").write_text(
