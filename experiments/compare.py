@@ -225,7 +225,7 @@ def run_list(path: Path, asked: CompareOptions) -> int:
             question=entry.get("question", name),
             command=f"python -m experiments.compare {path} --only={name}",
             sets=read_variants(sets, Path(asked.out)),
-            seeds=asked.seeds or entry.get("seeds", 5),
+            seeds=asked.seeds or entry["seeds"],
             upward=entry.get("upward", False),
         )
         experiment = at_equal(experiment, asked.equal)
@@ -239,9 +239,11 @@ def run_list(path: Path, asked: CompareOptions) -> int:
 def read_list(path: Path, only: str = "") -> dict[str, tuple[dict, dict[str, list[str]], list[str]]]:
     """Return by name each experiment's entry, the words of its sets, and those to train. Raises UserError."""
     found = {}
-    with refusing(f"{path}: cannot be read as a list", "see experiments/ladder.toml", ValueError, KeyError):
+    with refusing(f"{path}: cannot be read as a list", "see experiments/ladder.toml", Exception):
         for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
             words, sets = shlex.split(entry["all"]), {}
+            if not range(entry.setdefault("seeds", 5)):
+                raise ValueError("seeds")
             for label, own in entry["sets"].items():
                 sets[label] = changed(words, shlex.split(own))
                 words = sets[label] if entry.get("upward") else words

@@ -145,7 +145,8 @@ def result_of(task: Task, status: int) -> dict | None:
         losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
         evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
         ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
-        last = evaluations[-1][2] if diverged is None else None
+        losses = {step: val for step, _, val in evaluations}
+        last = losses[task.variant.option("max_iters")] if diverged is None else None
     return {
         "seed": task.seed,
         "val": last,

@@ -185,9 +185,13 @@ def test_what_cannot_be_compared_is_refused_in_a_line(clone, tiny_data, tmp_path
 def test_a_list_that_cannot_be_used_is_refused_in_a_line(tmp_path):
     path = tmp_path / "mine.toml"
     assert "No such file" in refusal(main, [str(path)])
-    for text, said in (("[a", "cannot be read as a list"), ("[a]\n", "cannot be read as a list ('all')")):
+    damaged = "[a", "a = 1", "[a]\nall = 1\nsets = {it = ''}", "[a]\nall = ''\nsets = 'it'"
+    seeds = [f"[a]\nall = ''\nsets = {{it = ''}}\nseeds = {x}" for x in ("'5x'", "-1", "[]")]
+    for text in (*damaged, *seeds):
         path.write_text(text)
-        assert said in refusal(main, [str(path)])
+        assert "mine.toml: cannot be read as a list (" in refusal(main, [str(path)])
+    path.write_text("[a]\n")
+    assert "cannot be read as a list ('all')" in refusal(main, [str(path)])
     path.write_text('[a]\nall = ""\n[a.sets]\nit = ""\n')
     assert f"{path}: it has no set with 'a: other'" in refusal(main, [str(path), "--only=a: other"])
     for word in ("--change=--qk_norm=True", "--qk_norm=True", "--json"):

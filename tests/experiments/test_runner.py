@@ -1,5 +1,6 @@
 """Experiments: what is trained and what is not again, what a kill leaves, lists, tables and pictures."""
 
+import json
 import os
 import shutil
 import signal
@@ -60,6 +61,18 @@ def test_runs_of_other_data_or_versions_are_not_mixed(experiment, tmp_path, chan
         said = refusal(run, experiment, [label], 1, tmp_path / "out")
         assert "small.json: a run had " in said and f" {[*changes.values()][0]}, not " in said
     assert not (tmp_path / "out").exists() and experiment.path.read_bytes() == before
+
+
+def test_metrics_without_the_last_evaluation_are_no_result(experiment, tmp_path):
+    task = Task("slow", experiment.sets["slow"], 1, tmp_path)
+    (tmp_path / "train.log").write_text("done\n")
+    for last in (6, 4):  # of six iterations
+        line = json.dumps({"iter": last, "train/loss": 3.0, "val/loss": 2.0})
+        (tmp_path / "metrics.jsonl").write_text(line + "\n")
+        if last == 6:
+            assert result_of(task, 0)["val"] == 2.0
+        else:
+            assert "metrics.jsonl: damaged (6)" in refusal(result_of, task, 0)
 
 
 @pytest.mark.parametrize(
