@@ -43,7 +43,7 @@ class UserError(Exception):
 
 
 def command(main: Callable[[list[str]], int | None]) -> None:
-    """Run a command's `main(argv)`, and exit with its status; after a user's mistake with 2 and one line."""
+    """Run a command's `main(argv)`, and exit with its status; after an error with 2, a user's in one line."""
     for name in ("stdout", "stderr"):  # closed, as by >&-: a file that is opened next would be written to
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
@@ -68,9 +68,10 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
     except Exception as error:
         if (line := in_one_line(error)) is None:
-            raise
-        print(f"error: {line}", file=sys.stderr)
-        sys.exit(2)
+            traceback.print_exc()
+        else:
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(2)  # Python's own status 1 is an answer of some commands
 
 
 def repeat_ctrl_c(lost: Any) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from pydantic_core import ValidationError, from_json
 
-from config.command_line import UserError, first_problem
+from config.command_line import UserError, first_problem, value_reader
 
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
@@ -25,12 +25,19 @@ def cache_folder() -> Path:
     return Path(kept if os.path.isabs(kept) else os.devnull, "nanojaxgpt")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises ValueError when it is missing or damaged, OSError when it cannot be read."""
+def read_json(path: Path, kind: Any = Any) -> Any:
+    """Read a JSON file of this type. Raises ValueError if it is missing or damaged, OSError if unreadable."""
     try:
-        return from_json(path.read_bytes())
+        found = from_json(path.read_bytes())
     except GONE as error:
         raise ValueError(error.strerror) from None
+    return value_reader(kind).validate_python(found, strict=True)
+
+
+def kept(path: Path, kind: Any) -> Any:
+    """Read what an earlier command wrote; {} if it is not there. Raises UserError for a damaged file."""
+    with refusing(f"{path}: cannot be read", "restore or delete it", ValueError):
+        return read_json(path, kind) if path.exists() else {}
 
 
 def decode_text(content: bytes, where: str, begins: int = 0) -> str:

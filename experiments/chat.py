@@ -19,12 +19,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 
-from config.command_line import Count, Folder, Name, Seed, UserError, command, given
-from config.files import read_json, refusing, write_whole
+from config.command_line import Count, Folder, Name, Seed, UserError, command, given, matching
+from config.files import kept, read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
 from experiments.record import machine
 from experiments.snapshot import ROOT
@@ -58,6 +58,9 @@ STAGES = (
     " --max_new_tokens=24 --json={to}/answers.json",
 )
 
+Folder = Annotated[Name, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
+Json = Annotated[Name, matching(r".*\.json", "a name with .json: the table is beside it")]
+
 
 @dataclass(frozen=True)
 class ChatOptions:
@@ -69,13 +72,14 @@ class ChatOptions:
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
     out_dir: Folder = "out-chat"  # a folder in it for each seed
-    results: Name | None = None  # file of the lives' answers, which is added to; None: results.json there
+    results: Json | None = None  # file of the lives' answers, which is added to; None: results.json there
 
 
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
     path = Path(options.results or Path(options.out_dir, "results.json"))
-    results: Any = kept(path) or {"stages": list(STAGES), "lives": {}}
+    kind = dict[str, list[str] | dict[str, dict[str, Any]]]
+    results: Any = {"stages": list(STAGES), "lives": {}} | kept(path, kind)
     if results["stages"] != list(STAGES):
         raise UserError(f"{path}: its lives had other stages: move it, or give another --results")
     for seed in range(options.seed, options.seed + options.seeds):
@@ -94,26 +98,30 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
     path = folder / "stages.json"
-    stages: dict[str, Any] = kept(path)  # by command: its first start, its seconds, if it has ended
+    # By command: the checkpoints that were there before, its seconds, if it has ended.
+    stages: Any = kept(path, dict[str, dict[str, bool | float | list[str]]])
     for stage in STAGES:
-        words = stage.format(to=folder, seed=seed, tasks=TASKS).split()
+        words = [word.format(to=folder, seed=seed, tasks=TASKS) for word in stage.split()]
         typed = shlex.join(["python", *words])
-        one = stages.setdefault(typed, {"begun": time.time(), "seconds": 0.0, "ended": False})
-        if one["ended"]:
+        one = stages.setdefault(typed, {"before": checkpoints(words)})
+        if one.get("ended"):
             continue
         write_whole(path, json.dumps(stages, indent=1) + "\n")
         start = time.perf_counter()
         try:
-            one["ended"] = run(going_on(words, one["begun"])) == 0
+            one["ended"] = run(going_on(words, one.get("before", []))) == 0
         finally:
-            one["seconds"] += time.perf_counter() - start
+            one["seconds"] = one.get("seconds", 0.0) + time.perf_counter() - start
             write_whole(path, json.dumps(stages, indent=1) + "\n")
         if not one["ended"]:
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
-    minutes = sum(one["seconds"] for one in stages.values()) / 60
-    print(f"\n{minutes:.0f} minutes. Talk to it: python serve.py --out_dir={folder}/rewarded")
-    found = read_json(folder / "answers.json")["models"]
-    answers = {Path(model).name: shares for model, shares in found.items()}
+    minutes = sum(one.get("seconds", 0.0) for one in stages.values()) / 60
+    talk = shlex.join(["python", "serve.py", f"--out_dir={folder}/rewarded"])
+    print(f"\n{minutes:.0f} minutes. Talk to it: {talk}")
+    path = folder / "answers.json"
+    with refusing(f"{path}: cannot be read", f"write it again: {typed}", Exception):
+        found = read_json(path, dict[str, int | dict[str, dict[str, dict[str, list[float]]]]])["models"]
+        answers = {Path(model).name: shares for model, shares in found.items()}
     return {"answers": answers, "minutes": round(minutes, 1)} | machine()
 
 
@@ -128,23 +136,22 @@ def run(words: list[str]) -> int:
         raise
 
 
-def going_on(words: list[str], begun: float) -> list[str]:
+def going_on(words: list[str], before: list[str]) -> list[str]:
     """Return the command that goes on where this one was stopped: training resumes from its checkpoint.
 
-    A checkpoint from before it had `begun` is of another life.
+    Checkpoints that were there `before` it began are of another life.
     """
+    out_dir = [word for word in words if word.startswith("--out_dir=")]
+    return [words[0], *out_dir, "--init_from=resume"] if {*checkpoints(words)} - {*before} else words
+
+
+def checkpoints(words: list[str]) -> list[str]:
+    """Return the name and the time of each checkpoint of a command that trains."""
     if words[0] not in ("train.py", "rl.py"):
-        return words
+        return []
     out_dir = next(word for word in words if word.startswith("--out_dir="))
-    checkpoints = Path(out_dir.removeprefix("--out_dir="), "checkpoints").glob("*")
-    saved = any(one.name.isdigit() and one.stat().st_mtime >= begun for one in checkpoints)
-    return [words[0], out_dir, "--init_from=resume"] if saved else words
-
-
-def kept(path: Path) -> dict[str, Any]:
-    """Read what an earlier command wrote; nothing if it is not there. Raises UserError for a damaged file."""
-    with refusing(f"{path}: cannot be read", "restore or delete it", ValueError):
-        return read_json(path) if path.exists() else {}
+    folders = Path(out_dir.removeprefix("--out_dir="), "checkpoints").glob("*")
+    return [f"{path.name} {path.stat().st_mtime_ns}" for path in folders if path.name.isdigit()]
 
 
 def as_documents(book: str) -> str:

@@ -23,12 +23,12 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from config.command_line import Count, Folder, Name, Positive, UserError, command, show_help, take_options
-from config.files import read_json, refusing, write_whole
+from config.files import kept, refusing, write_whole
 from config.options import RESUMING, Options
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import decoded
@@ -156,7 +156,7 @@ def in_full(base: list[str], variants: dict[str, Variant]) -> Iterator[str]:
     ours = variants["base"]
     yield f"base: {' '.join(base)} --eval_interval={ours.option('eval_interval')}, code of {ours.code.name}"
     for label, variant in [*variants.items()][1:]:
-        yield f"{label}, code of {variant.code.name}:"
+        yield f"{label}, code of {variant.code.name}:{variant.unlike(ours)}"
         for name in sorted(ours.options.keys() | variant.options.keys()):
             a, b = (x.options.get(name, getattr(Options, name, None)) for x in (ours, variant))
             if a != b:
@@ -187,7 +187,7 @@ def text_of(dataset: Dataset) -> str:
 def plan(experiment: Experiment, out: Path) -> int:
     """Return how many seeds of these sets were asked for first, and keep it; 0 if not the same for all."""
     path, (base, *others) = out / "seeds.json", (x.mark for x in experiment.sets.values())
-    first = read_json(path) if path.exists() else {}
+    first = kept(path, dict[str, Count])
     pairs = {f"{base}.{mark}": any(out.glob(f"runs/{mark}.seed-*/result.json")) for mark in others}
     first |= {pair: experiment.seeds for pair, ended in pairs.items() if not (ended and pair in first)}
     write_whole(path, json.dumps(first, indent=1) + "\n")
@@ -200,7 +200,8 @@ def needed(experiment: Experiment, label: str, gain: float, asked: CompareOption
     ended, columns = {}, ["seed", "seconds", experiment.metric]
     for name in ("base", label):
         paths = Path(asked.out, "runs").glob(f"{experiment.sets[name].mark}.seed-*/result.json")
-        ended[name] = pd.DataFrame(map(read_json, paths), columns=columns).set_index("seed").astype(float)
+        runs = [kept(path, dict[str, Any]) for path in paths]
+        ended[name] = pd.DataFrame(runs, columns=columns).set_index("seed").astype(float)
     losses = {name: runs[experiment.metric].dropna() for name, runs in ended.items()}
     seen, spread = (losses[label] - losses["base"]).dropna(), 1.0
     done, seconds = len(seen), 2 * pd.concat(ended)["seconds"].mean()
@@ -224,7 +225,7 @@ def run_list(path: Path, asked: CompareOptions) -> int:
             question=entry.get("question", name),
             command=f"python -m experiments.compare {path} --only={name}",
             sets=read_variants(sets, Path(asked.out)),
-            seeds=asked.seeds or entry.get("seeds", 5),
+            seeds=asked.seeds or entry["seeds"],
             upward=entry.get("upward", False),
         )
         experiment = at_equal(experiment, asked.equal)
@@ -238,9 +239,11 @@ def run_list(path: Path, asked: CompareOptions) -> int:
 def read_list(path: Path, only: str = "") -> dict[str, tuple[dict, dict[str, list[str]], list[str]]]:
     """Return by name each experiment's entry, the words of its sets, and those to train. Raises UserError."""
     found = {}
-    with refusing(f"{path}: cannot be read as a list", "see experiments/ladder.toml", ValueError, KeyError):
+    with refusing(f"{path}: cannot be read as a list", "see experiments/ladder.toml", Exception):
         for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
             words, sets = shlex.split(entry["all"]), {}
+            if not range(entry.setdefault("seeds", 5)):
+                raise ValueError("seeds")
             for label, own in entry["sets"].items():
                 sets[label] = changed(words, shlex.split(own))
                 words = sets[label] if entry.get("upward") else words

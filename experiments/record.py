@@ -1,6 +1,7 @@
 """An experiment: sets of options to compare, and the results of their runs, in one JSON file."""
 
 import json
+import math
 import platform
 from dataclasses import dataclass
 from datetime import date
@@ -12,13 +13,14 @@ from typing import Any
 import pandas as pd
 
 from config.command_line import UserError
-from config.files import read_json, write_whole
+from config.files import read_json, refusing, write_whole
 from config.options import Options
 from data.dataset import dataset_dir
 from experiments.snapshot import ROOT, Snapshot, digest
 from tools.planning.speeds import describe_cpu
 
 RESULTS = ROOT / "experiments" / "results"
+TOKENS = ("gradient_accumulation_steps", "batch_size", "block_size")  # their product is a step's
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class Variant:
 
     def option(self, name: str) -> Any:
         return self.options.get(name, getattr(Options, name))
+
+    def unlike(self, base: "Variant") -> str:
+        """Say which sizes differ from the base's: of equal steps, the larger lowers the loss by itself."""
+        said = ""
+        for what, names in {"context": ("block_size",), "tokens a step": TOKENS}.items():
+            ours, theirs = (math.prod(map(x.option, names)) for x in (self, base))
+            said += f" Its {what}: {ours:,}, the base's {theirs:,}." if ours != theirs else ""
+        return said
 
 
 @dataclass(frozen=True)
@@ -62,14 +72,14 @@ class Record:
 
     def __init__(self, path: Path, sets: dict[str, Variant] | None = None, metric: str = "val"):
         self.path, self.metric = path, metric
-        try:
+        with refusing(f"{path}: cannot be read as results", "restore it", Exception):
             kept = read_json(path)["sets"] if path.exists() else {}
             wanted = {label: x.options for label, x in sets.items()} if sets else {}
             self.sets: dict[str, dict[str, Any]] = {x: {"options": y, "runs": []} for x, y in wanted.items()}
             # A set whose options have changed begins anew.
             self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x["options"], None)}
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{path}: cannot be read as results ({error}): restore it") from None
+            for label in self.sets:
+                self.losses(label)
         self.taken_out = self.sets.keys() - wanted.keys() if sets else set()
 
     def losses(self, label: str) -> pd.Series:
@@ -93,7 +103,9 @@ class Record:
 
 
 def check_run(path: Path, run: dict, dataset: str) -> None:
-    """Raise UserError if a run in this file has read other data of that name, or had other packages."""
+    """Raise UserError if a run in this file is not whole, or had other data of that name, or packages."""
+    if lacks := [name for name in ("seed", "val", "seconds", "cpu", "date", "versions") if name not in run]:
+        raise UserError(f"{path}: a run lacks {', '.join(lacks)}: restore it, or move the file")
     data, versions = data_mark(dataset), machine()["versions"]
     for what, had, has in ((dataset, run.get("data"), data), ("versions", run["versions"], versions)):
         if had and has and had != has:
@@ -104,7 +116,7 @@ def data_mark(dataset: str) -> str | None:
     """Return the start of the training tokens' checksum, if there is one: nanoGPT's data have none."""
     try:
         return read_json(dataset_dir(dataset) / "meta.json")["sha256"]["train"][:12]
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

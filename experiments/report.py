@@ -92,6 +92,7 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
     n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
     ratio = record.sets[label]["ms"] / record.sets[base]["ms"]
     ending = f"at equal {experiment.equal}; a step takes {ratio:.2f} times as long."
+    ending += experiment.sets[label].unlike(experiment.sets[base])
     if found.looked:
         ending += " Another number of seeds was planned: this interval is wider, and holds at every look."
     if found.verdict == "diverged":

@@ -20,9 +20,9 @@ from statistics import median
 from typing import Any, Literal
 
 from config.command_line import UserError
-from config.files import read_json, write_whole
+from config.files import kept, read_json, refusing, write_whole
 from config.options import Options
-from experiments.record import Experiment, Variant, check_run, data_mark, machine
+from experiments.record import TOKENS, Experiment, Variant, check_run, data_mark, machine
 from experiments.snapshot import environment
 from tools.benchmarks.other_code import OtherCode, check_losses
 from tools.benchmarks.variants import take_turns
@@ -76,7 +76,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
     """Train what these sets lack, and show no loss, lest one stops when it suits. Return how many failed."""
 
     def keep(task: Task, done: str = "ended") -> None:
-        result = read_json(task.kept)
+        result = kept(task.kept, dict[str, Any])
         if experiment.metric not in result:
             value = bits_per_byte(task) if result["diverged"] is None else None
             write_whole(task.kept, json.dumps(result := result | {experiment.metric: value}))
@@ -95,7 +95,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
             check_run(record.path, old, entry["options"].get("dataset", Options.dataset))
     for task in due:
         if task.kept.exists():  # of another experiment
-            check_run(task.kept, read_json(task.kept), task.variant.option("dataset"))
+            check_run(task.kept, kept(task.kept, dict[str, Any]), task.variant.option("dataset"))
             keep(task, "reused")
     return train_all([task for task in due if not task.kept.exists()], jobs, keep)
 
@@ -138,14 +138,18 @@ def result_of(task: Task, status: int) -> dict | None:
     if status and not found:
         return None
     diverged = int(found[1]) if found else None
+    path = task.folder / "metrics.jsonl"
     # A damaged line is an error: without it, an earlier evaluation would pass for the last.
-    records = [json.loads(line) for line in (task.folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
-    evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
-    ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
+    with refusing(f"{path}: damaged", "move the folder away to train it again", Exception):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
+        evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
+        ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
+        losses = {step: val for step, _, val in evaluations}
+        last = losses[task.variant.option("max_iters")] if diverged is None else None
     return {
         "seed": task.seed,
-        "val": evaluations[-1][2] if diverged is None else None,
+        "val": last,
         "diverged": diverged,
         "steps": task.variant.option("max_iters") if diverged is None else diverged,
         "seconds": round(KEEPING["log_interval"] * ms / 1e3, 1),
@@ -191,8 +195,8 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     """Return the experiment with as many steps of each set as take the base's tokens, or time."""
     if equal == "steps":
         return experiment
-    times, sizes = time_steps(experiment), ("gradient_accumulation_steps", "batch_size", "block_size")
-    costs = {label: math.prod(map(x.option, sizes)) for label, x in experiment.sets.items()}
+    times = time_steps(experiment)
+    costs = {label: math.prod(map(x.option, TOKENS)) for label, x in experiment.sets.items()}
     if equal == "time":
         costs = {label: timed["ms"] for label, timed in times.items()}
     sets, base = {}, next(iter(costs))

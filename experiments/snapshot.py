@@ -5,7 +5,6 @@ comments, layout and other files do not count.
 """
 
 import ast
-import io
 import os
 import subprocess
 import tarfile
@@ -17,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from config.command_line import UserError
+from config.files import refusing, write_whole
 from data.dataset import dataset_dir
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,41 +32,44 @@ class Snapshot:
 
 def take(commit: str, folder: Path) -> Snapshot:
     """Copy a commit into a folder below `folder`, or where it is empty the working tree. Raises UserError."""
-    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / ".gitignore", "*\n")  # else a copy of the working tree would have the earlier copies
     with TemporaryDirectory(dir=folder.resolve()) as temporary:
         if commit:
-            tree, name = git("log", "-1", "--format=%T%n%h: %s", commit, "--").decode().strip().split("\n")
+            found = git("rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}").strip()
+            about = git("log", "-1", "--no-show-signature", "--format=%T%n%h: %s", found)
+            tree, _, name = about.strip().partition("\n")
         else:
             index = {"GIT_INDEX_FILE": f"{temporary}/index"}  # the user's stays as it is
             git("read-tree", "HEAD", **index)
             git("add", "--all", *CODE, **index)
-            tree, name = git("write-tree", **index).decode().strip(), "the working tree"
-        copy = Path(temporary, "code")
-        tarfile.open(fileobj=io.BytesIO(git("archive", tree, *CODE))).extractall(copy, filter="data")
+            tree, name = git("write-tree", **index).strip(), "the working tree"
+        copy, archive = Path(temporary, "code"), Path(temporary, "archive")
+        git("archive", f"--output={archive}", tree, *CODE)
+        with refusing("the code to compare cannot be copied", "take the link away", tarfile.TarError):
+            tarfile.open(archive).extractall(copy, filter="data")
         found = Snapshot(folder / tree[:12], name, program(copy))  # by all files: configs are not imported
-        if not found.folder.exists():
-            copy.rename(found.folder)
+        if found.folder.exists():  # it may have been edited
+            found.folder.rename(Path(temporary, "earlier"))
+        copy.rename(found.folder)
     return found
 
 
-def git(*words: str, **environment: str) -> bytes:
+def git(*words: str, **environment: str) -> str:
     made = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, env=os.environ | environment)
     if made.returncode:
         why = made.stderr.decode(errors="replace").strip().split("\n")[0].removeprefix("fatal: ")
-        raise UserError(f"git: {why}: give git:<a commit or branch>, in a clone that has it")
-    return made.stdout
+        raise UserError(f"git {words[0]} {words[-1]}: {why}: give git: and a commit that this clone has")
+    return made.stdout.decode(errors="replace")
 
 
 def program(folder: Path) -> dict[str, str]:
     """Return a hash of each file that train.py may import. Raises UserError."""
-    try:
+    with refusing("the code to compare cannot be read", "mend it", SyntaxError, ValueError, OSError):
         finder = ModuleFinder([str(folder)])
         finder.run_script(str(folder / "train.py"))
         paths = sorted(Path(x.__file__) for x in finder.modules.values() if x.__file__)  # ty: ignore
         trees = {str(path.relative_to(folder)): ast.parse(path.read_bytes()) for path in paths}
         return {name: digest(ast.dump(tree)) for name, tree in trees.items()}
-    except (SyntaxError, OSError) as error:
-        raise UserError(f"the code to compare cannot be read: {error}") from None
 
 
 def digest(what: Any) -> str:

@@ -119,7 +119,14 @@ command(fail)
 """
     assert "why" in error_line(run_python("-c", program).stderr)
     shown = run_python("-c", program, NANOJAXGPT_DEBUG=1)
-    assert shown.returncode == 1 and "the first of all" in shown.stderr and "in fail" in shown.stderr
+    assert shown.returncode == 2 and "the first of all" in shown.stderr and "in fail" in shown.stderr
+
+
+def test_an_unexpected_error_ends_with_2_and_shows_where():
+    """1 is an answer of experiments.compare: "no difference"."""
+    done = run_python("-c", "from config.command_line import command; command(lambda argv: {}['it'])")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("Traceback") and done.stderr.endswith("\nKeyError: 'it'\n")
 
 
 @pytest.mark.parametrize("columns", ["1", "5"])

@@ -1,6 +1,7 @@
 """The life of a chat model: valid commands, which go on where one failed, and a table of their answers."""
 
 import json
+import os
 import time
 
 import pytest
@@ -50,11 +51,57 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("python serve.py --out_dir=") == 1 and said.count("| all, greedy | 50.0% |") == 2
     assert "| all, greedy | 50.0% |" in (tmp_path / "results.md").read_text()
-    (tmp_path / "cut.json").write_text('{"stages": [')
-    cut = refusal(chat.main, [f"--out_dir={tmp_path}", f"--results={tmp_path}/cut.json"])
-    assert "cut.json: cannot be read (" in cut and "restore or delete it" in cut
+    for text in ('{"stages": [', "[]", '{"lives": {"1": 2}}', "0"):
+        (tmp_path / "cut.json").write_text(text)
+        cut = refusal(chat.main, [f"--out_dir={tmp_path}", f"--results={tmp_path}/cut.json"])
+        assert "cut.json: cannot be read (" in cut and "restore or delete it" in cut
+        assert (tmp_path / "cut.json").read_text() == text
     monkeypatch.setattr(chat, "STAGES", stages[:1])
     assert "its lives had other stages: move it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "1", '{"python -c": 1}', '{"python -c": {"seconds": "x"}}'])
+def test_damaged_stages_are_refused_in_a_line(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(chat, "STAGES", ["-c open('{to}/a','w')"])
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/stages.json").write_text(text)
+    said = refusal(chat.main, [f"--out_dir={tmp_path}"])
+    assert said.startswith(f"{tmp_path}/1/stages.json: cannot be read (") and not (tmp_path / "1/a").exists()
+
+
+def test_a_stage_of_which_little_is_known_goes_on_from_its_checkpoint(tmp_path, monkeypatch, capsys):
+    """As an earlier version wrote it."""
+    words = ["train.py", f"--out_dir={tmp_path}/1/base"]
+    monkeypatch.setattr(chat, "STAGES", ["train.py --out_dir={to}/base"])
+    monkeypatch.setattr(chat, "run", lambda words: print(*words) or 1)
+    (tmp_path / "1/base/checkpoints/20").mkdir(parents=True)
+    (tmp_path / "1/stages.json").write_text(json.dumps({f"python {' '.join(words)}": {"begun": 1e12}}))
+    assert "train.py failed" in refusal(chat.main, [f"--out_dir={tmp_path}"])
+    assert capsys.readouterr().out == f"{' '.join(words)} --init_from=resume\n"
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"models": 1}', '{"models": {"chat": {"change": 1}}}'])
+def test_damaged_answers_say_which_command_writes_them(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(chat, "STAGES", ["-c pass"])
+    (tmp_path / "1").mkdir()
+    if text is not None:
+        (tmp_path / "1/answers.json").write_text(text)
+    said = refusal(chat.main, [f"--out_dir={tmp_path}"])
+    assert "1/answers.json: cannot be read (" in said and said.endswith("write it again: python -c pass")
+
+
+def test_a_folder_may_have_a_space(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(chat, "STAGES", ["-c open('{to}/a','w')", "-c 0"])
+    refusal(chat.main, [f"--out_dir={tmp_path / 'my life'}"])  # there are no answers
+    assert (tmp_path / "my life/1/a").exists()
+    assert f"python serve.py '--out_dir={tmp_path}/my life/1/rewarded'" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["--out_dir=a,b", "--results=a.md", "--results=.", "--results=results"])
+def test_names_that_would_fail_at_the_end_are_refused(word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(chat.main, [word]).startswith(f"{word.replace('=', ' is ', 1).split()[0]} is ")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_ctrl_c_lets_a_stage_save_and_the_same_command_does_it_again(tmp_path, monkeypatch):
@@ -76,14 +123,17 @@ def test_ctrl_c_lets_a_stage_save_and_the_same_command_does_it_again(tmp_path, m
 def test_training_that_was_stopped_goes_on_from_its_checkpoint(stage, tmp_path):
     words = stage.format(to=tmp_path, seed=1, tasks=chat.TASKS).split()
     (tmp_path / "more/checkpoints/20.orbax-checkpoint-tmp-1").mkdir(parents=True)  # of a save that was cut
-    assert chat.going_on(words, begun=0) == words
+    assert chat.going_on(words, before=[]) == words
     for name in ("base", "chat", "more", "rewarded"):
         (tmp_path / name / "checkpoints/20").mkdir(parents=True)
+    earlier = chat.checkpoints(words)
+    assert chat.going_on(words, earlier) == words  # of an earlier life
+    for name in ("base", "chat", "more", "rewarded"):  # by a clock that has gone back an hour
+        os.utime(tmp_path / name / "checkpoints/20", (time.time() - 3600,) * 2)
     trains = words[0] in ("train.py", "rl.py")
     out_dir = next((word for word in words if word.startswith("--out_dir=")), "")
     resumed = [words[0], out_dir, "--init_from=resume"] if trains else words
-    assert chat.going_on(words, begun=time.time() - 60) == resumed
-    assert chat.going_on(words, begun=time.time() + 60) == words  # of an earlier life
+    assert chat.going_on(words, earlier) == resumed
 
 
 def test_each_file_of_the_book_is_a_document():

@@ -129,7 +129,7 @@ def test_power_is_of_pairs_or_of_the_base_or_of_references(compared, tmp_path, m
     none = refusal(needed, experiment, RATE, 0.1, asked)
     assert none.startswith("--power: no two seeds of the base are there")
     known = replace(experiment, path=tmp_path / "known.json", sets={"it": experiment.sets["base"]})
-    known.record().set("it", runs=[{"val": loss} for loss in (2.0, 2.1, 2.3)])
+    known.record().set("it", runs=[{"seed": i, "val": x} for i, x in enumerate((2.0, 2.1, 2.3))])
     monkeypatch.setattr(reference, "RESULTS", tmp_path)
     monkeypatch.setattr(reference, "SOURCES", {"known": "it"})
     spread = np.std([2.0, 2.1, 2.3], ddof=1) * 2**0.5
@@ -168,7 +168,7 @@ def test_nothing_is_answered_before_all_runs_have_ended(clone, tiny_data, tmp_pa
         *slowly(
             (["--change=--max_iters=12"], "--equal=steps: not all have the same max_iters"),
             (["--change=--wandb_log=True"], "--wandb_log=True: the base has the same options and code"),
-            (["--change=git:nowhere"], "git: bad revision 'nowhere'"),
+            (["--change=git:nowhere"], "git rev-parse nowhere^{commit}: "),
             (["--change=--n_head=3"], "n_embd=8 must be a multiple of n_head=3"),
             (["--change=--dataset=nowhere"], "dataset=nowhere: there is no "),
         ),
@@ -185,13 +185,45 @@ def test_what_cannot_be_compared_is_refused_in_a_line(clone, tiny_data, tmp_path
 def test_a_list_that_cannot_be_used_is_refused_in_a_line(tmp_path):
     path = tmp_path / "mine.toml"
     assert "No such file" in refusal(main, [str(path)])
-    for text, said in (("[a", "cannot be read as a list"), ("[a]\n", "cannot be read as a list ('all')")):
+    damaged = "[a", "a = 1", "[a]\nall = 1\nsets = {it = ''}", "[a]\nall = ''\nsets = 'it'"
+    seeds = [f"[a]\nall = ''\nsets = {{it = ''}}\nseeds = {x}" for x in ("'5x'", "-1", "[]")]
+    for text in (*damaged, *seeds):
         path.write_text(text)
-        assert said in refusal(main, [str(path)])
+        assert "mine.toml: cannot be read as a list (" in refusal(main, [str(path)])
+    path.write_text("[a]\n")
+    assert "cannot be read as a list ('all')" in refusal(main, [str(path)])
     path.write_text('[a]\nall = ""\n[a.sets]\nit = ""\n')
     assert f"{path}: it has no set with 'a: other'" in refusal(main, [str(path), "--only=a: other"])
     for word in ("--change=--qk_norm=True", "--qk_norm=True", "--json"):
         assert "a list takes only" in refusal(main, [str(path), word])
+
+
+DAMAGED = "{", "[]", '{"sets": []}', '{"it": {}}', '{"it": "x"}', "null"
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, *slowly('{"it": 1.5}', "\ufeff{}", "[" * 9999, "NaN")])
+def test_a_damaged_file_is_refused_in_a_line(compared, text):
+    """What was planned, the results, and the result of a run."""
+    argv, experiment = compared
+    out = experiment.path.parent
+    end(experiment, {"base": BASE, RATE: [1.9, 2.1, 2.01]})
+    plan(experiment, out)
+    for path in (out / "seeds.json", experiment.path, min(out.glob("runs/*/result.json"))):
+        before = path.read_bytes()
+        path.write_text(text)
+        said = refusal(main, [*argv, "--seeds=3"])
+        assert said.startswith(f"{path}: ") and path.read_text() == text
+        path.write_bytes(before)
+
+
+def test_a_result_is_whole_or_refused(compared):
+    argv, experiment = compared
+    end(experiment, {"base": BASE, RATE: [1.9, 2.1, 2.01]})
+    path = min(experiment.path.parent.glob("runs/*/result.json"))
+    whole = read_json(path)
+    for name in ("seed", "val", "seconds", "cpu", "date", "versions"):
+        path.write_text(json.dumps({key: x for key, x in whole.items() if key != name}))
+        assert f"{path}: a run lacks {name}: " in refusal(main, [*argv, "--seeds=3"])
 
 
 # The metric

@@ -1,5 +1,6 @@
 """Experiments: what is trained and what is not again, what a kill leaves, lists, tables and pictures."""
 
+import json
 import os
 import shutil
 import signal
@@ -12,10 +13,10 @@ import pytest
 from scipy import stats
 
 from config.options import Options, parse_options
-from experiments.compare import LEFT_OUT, read_list
+from experiments.compare import LEFT_OUT, in_full, read_list
 from experiments.record import RESULTS, Experiment, Record, Variant, machine
 from experiments.report import describe, provenance, sentences, table, write_report
-from experiments.runner import at_equal, run
+from experiments.runner import Task, at_equal, result_of, run
 from experiments.snapshot import Snapshot
 from tests.experiments.conftest import OPTIONS, words
 from tests.helpers import ROOT, newest_checkpoint, refusal, start_python, wait_until
@@ -62,6 +63,28 @@ def test_runs_of_other_data_or_versions_are_not_mixed(experiment, tmp_path, chan
     assert not (tmp_path / "out").exists() and experiment.path.read_bytes() == before
 
 
+def test_metrics_without_the_last_evaluation_are_no_result(experiment, tmp_path):
+    task = Task("slow", experiment.sets["slow"], 1, tmp_path)
+    (tmp_path / "train.log").write_text("done\n")
+    for last in (6, 4):  # of six iterations
+        line = json.dumps({"iter": last, "train/loss": 3.0, "val/loss": 2.0})
+        (tmp_path / "metrics.jsonl").write_text(line + "\n")
+        if last == 6:
+            assert result_of(task, 0)["val"] == 2.0
+        else:
+            assert "metrics.jsonl: damaged (6)" in refusal(result_of, task, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"val/loss": 1}', '{"iter": 0, "train/loss": 0, "val/loss": ""}']
+)
+def test_damaged_metrics_are_no_result(experiment, tmp_path, text):
+    task = Task("slow", experiment.sets["slow"], 1, tmp_path)
+    (tmp_path / "train.log").write_text("done\n")
+    (tmp_path / "metrics.jsonl").write_text(text)
+    assert "metrics.jsonl: damaged (" in refusal(result_of, task, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_killed_list_goes_on_where_its_run_was(repository, tiny_data, tmp_path, number):
@@ -97,8 +120,10 @@ def test_a_set_whose_options_change_begins_anew_and_one_that_is_gone_keeps_its_r
     assert [*record.losses("slow")] == [1.9] and [*record.losses("fast")] == LOSSES["fast"]
     assert record.taken_out == {"faster"} and "Commit dd10b5e has them." in provenance(changed, record)
     assert "| faster (tried, and taken out) | 3.0500 ± 0.0707 | " in table(changed, record)
-    experiment.path.write_text('{"sets": {')
-    assert "small.json: cannot be read as results" in refusal(experiment.record)
+    entries = '{"options": {}}', '{"options": {}, "runs": [{"seed": 1, "val": "x"}]}', "[]"
+    for text in ('{"sets": {', "[]", "{}", *(f'{{"sets": {{"gone": {x}}}}}' for x in entries)):
+        experiment.path.write_text(text)
+        assert "small.json: cannot be read as results (" in refusal(experiment.record)
 
 
 def test_equal_tokens_and_equal_time_are_as_many_steps_as_take_them(experiment, tmp_path):
@@ -181,6 +206,25 @@ def test_a_report_says_how_its_runs_were_made_and_draws_pairs_and_intervals(expe
     (bar,) = axes.collections[0].get_segments()
     interval = stats.ttest_rel(LOSSES["fast"], LOSSES["slow"]).confidence_interval()
     assert [*bar[:, 0]] == pytest.approx([interval.low, interval.high])
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (dict(block_size=8), " Its context: 8, the base's 4. Its tokens a step: 16, the base's 8."),
+        (dict(block_size=8, batch_size=1), " Its context: 8, the base's 4."),
+        (dict(gradient_accumulation_steps=2), " Its tokens a step: 16, the base's 8."),
+        (dict(batch_size=1, gradient_accumulation_steps=2), ""),
+    ],
+)
+def test_other_contexts_or_tokens_a_step_are_said(experiment, options, said):
+    """OPTIONS has steps of two rows of four tokens."""
+    experiment = with_options(experiment, "fast", **options)
+    record = recorded(experiment, LOSSES)
+    (line,) = sentences(replace(experiment, sets={x: experiment.sets[x] for x in LOSSES}), record)
+    assert f"a step takes 1.00 times as long.{said} " in line and line.count(" Its ") == said.count(" Its ")
+    ours = experiment.sets["fast"]
+    assert f"fast, code of this:{said}" in [*in_full([], {"base": experiment.sets["slow"], "fast": ours})]
 
 
 def test_of_several_changes_a_sentence_says_which_hold_together(experiment):

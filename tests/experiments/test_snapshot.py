@@ -61,11 +61,33 @@ def test_a_commit_is_taken_as_it_is_and_one_that_is_none_is_refused(idea, tmp_pa
         "model.py",
     }
     assert "0.04 * jax" in (theirs.folder / "model.py").read_text()
-    assert "bad revision 'nowhere'" in refusal(take, "nowhere", tmp_path / "code")
+    output = f"--output={tmp_path / 'x'}"
+    for name in ("nowhere", "HEAD:train.py", "main..idea", "^main", "-p", "--all", output):
+        assert ": give git: and a commit" in refusal(take, name, tmp_path / "code")
+    assert not (tmp_path / "x").exists() and not (tmp_path / "x^{commit}").exists()
     edit(idea / "train.py", "import jax\n", "import jax as\n")
-    assert "the code to compare cannot be read: invalid syntax" in refusal(take, "", tmp_path / "code")
+    assert "the code to compare cannot be read (invalid syntax" in refusal(take, "", tmp_path / "code")
     monkeypatch.setattr(snapshot, "ROOT", tmp_path)
     assert "not a git repository" in refusal(take, "", tmp_path / "code")
+
+
+def test_a_copy_that_was_edited_is_replaced(clone, tmp_path):
+    code = take("", tmp_path / "code")
+    for name in ("model.py", "numpy.py", "config/devices.csv"):
+        (code.folder / name).write_text("edited\n")
+    assert take("", tmp_path / "code") == code and not (code.folder / "numpy.py").exists()
+    for name in ("model.py", "config/devices.csv"):
+        assert (code.folder / name).read_bytes() == (clone / name).read_bytes()
+    (clone / "outside.py").symlink_to("/etc/passwd")
+    assert "the code to compare cannot be copied ('outside.py' " in refusal(take, "", tmp_path / "code")
+
+
+def test_a_copy_has_no_earlier_copies(clone):
+    """Of a folder that .gitignore does not name."""
+    first = take("", clone / "mine" / "code")
+    edit(clone / "model.py", "import math\n", "import math  # for its functions\n")
+    second = take("", clone / "mine" / "code")
+    assert first.folder != second.folder and not (second.folder / "mine").exists()
 
 
 @pytest.mark.slow
