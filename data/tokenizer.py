@@ -56,12 +56,13 @@ class Tokenizer(ABC):
     description: dict[str, Any]  # what `from_json` makes it from
 
     def encode(
-        self, text: str, special: bool = True, add_special_tokens: bool = False
+        self, text: str, special: bool = True, add_special_tokens: bool | str = False
     ) -> Int32[np.ndarray, " T"]:
         """Return token ids. Raises UserError for a text that cannot be encoded.
 
         The name of a special token in the text means that token only if `special`. `add_special_tokens` adds
-        the tokens that a pretrained tokenizer puts around a text, such as Llama's <s>.
+        the tokens that a pretrained tokenizer puts around a text, such as Llama's <s>; "before", for a text
+        to go on with, leaves out those after it.
         """
         text = text.encode("utf-8", "replace").decode()  # the libraries cannot encode a lone surrogate
         with refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception):
@@ -77,7 +78,7 @@ class Tokenizer(ABC):
         """Return the first character of each of the text's tokens, and the one after its last."""
 
     @abstractmethod
-    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         """Return token ids as `encode`; any error refuses the text."""
 
     @abstractmethod
@@ -106,7 +107,7 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(symbols)
         self._id_of = {symbol: i for i, symbol in enumerate(symbols)}
 
-    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         if missing := sorted(set(text) - self._id_of.keys()):
             lacks = ", ".join(map(repr, missing[:10]))
             raise ValueError(f"the vocabulary of {self.vocab_size} characters lacks {lacks}")
@@ -132,7 +133,7 @@ class TiktokenTokenizer(Tokenizer):
         self.description = {"type": "tiktoken", "name": name} | uses
         self.vocab_size = self._encoding.n_vocab
 
-    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         allowed = {"<|endoftext|>"} if special else set()
         # Its regular expression gives up at about a million spaces in a row.
         return self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
@@ -159,9 +160,14 @@ class JsonTokenizer(Tokenizer):
         self.description = {"type": "tokenizers", "json": text} | uses
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
 
-    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        encoded = self._tokenizer.encode(text, add_special_tokens=bool(add_special_tokens))
+        ids, added = encoded.ids, encoded.special_tokens_mask
+        begun = int(ids[:1] == [self.description.get("uses", {}).get("document_start")])
+        while add_special_tokens == "before" and len(ids) > begun and added[len(ids) - 1]:
+            ids.pop()
+        return ids
 
     def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
         return self._tokenizer.encode(text, add_special_tokens=False).offsets
