@@ -35,6 +35,8 @@ PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
+LONGEST = 2**24  # characters, for which the library takes gigabytes; without them it ends the process
+
 TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
 
 
@@ -180,6 +182,8 @@ class JsonTokenizer(Tokenizer):
 
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
+        if len(text) > LONGEST:
+            raise ValueError(f"it has {len(text):,} characters, and {LONGEST:,} at most are read at once")
         encoded = self._tokenizer.encode(text, add_special_tokens=bool(add_special_tokens))
         ids, added = encoded.ids, encoded.special_tokens_mask
         begun = int(ids[:1] == [self.description.get("uses", {}).get("document_start")])
