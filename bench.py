@@ -38,7 +38,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from config.devices import known_device
+from config.devices import count_cpus, known_device
 from config.files import check_writable, naming
 from config.options import Options, parse_options
 from data.dataset import load_meta, prepare_if_missing
@@ -174,7 +174,7 @@ def record(argv: list[str], figures: list[dict[str, Any]]) -> dict[str, Any]:
         "devices": jax.sharding.get_mesh().size,
         "device": jax.devices()[0].device_kind,
         "cpu": describe_cpu(),
-        "cores": os.cpu_count(),
+        "cores": count_cpus(),
         "versions": {"jax": version("jax"), "jaxlib": version("jaxlib"), "python": platform.python_version()},
         "commit": commit(),
         "date": date.today().isoformat(),

@@ -36,7 +36,7 @@ from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
 from data.tasks import TASKS, Question, questions
-from data.tokenizer import decoded, document_start, end_of_text, same_tokens
+from data.tokenizer import document_bytes, document_start, end_of_text, same_tokens
 from generation.decode import GREEDY, PLAIN
 from model import GPT
 from parallel.machines import on_devices, on_process_0
@@ -108,8 +108,10 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     perplexity = float(np.exp(loss))
     piece = 2**16  # tokens that are decoded at once
     predicted = slice(1, None) if tokens.learned is None else tokens.learned
-    pieces = np.split(tokens.ids[predicted], range(piece, n, piece))
-    n_bytes = sum(len(text.encode()) for text in decoded(pieces, tokenizer))
+    pieces, n_bytes = np.split(tokens.ids, range(piece, len(tokens), piece)), 0
+    if tokenizer:
+        sizes = [len(raw) for found in document_bytes(pieces, tokenizer) for raw in found]
+        n_bytes = int(np.array(sizes)[predicted].sum())
     per_byte = n * loss / math.log(2) / n_bytes if n_bytes else None
     in_bits = f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text"
     print(f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, {in_bits}")

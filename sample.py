@@ -21,6 +21,7 @@ from config.command_line import (  # isort: split
     UserError,
     command,
     given,
+    spell,
 )
 
 import sys
@@ -37,7 +38,7 @@ import numpy as np
 import optax
 from jaxtyping import Int
 
-from config.files import decode_text
+from config.files import decode_text, refusing
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer
 from generation.decode import Settings, generate
@@ -81,7 +82,8 @@ def main(argv: list[str]) -> None:
     longest = len(text.encode(errors="replace")) + 2 + options.max_new_tokens
     model, description = load_model(options, longest)
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
-    prompt = tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+    with refusing(f"--start={spell(options.start)}", "give another", UserError):
+        prompt = tokenizer.encode(text, add_special_tokens=options.add_special_tokens and "before")
     block_size = model.config.block_size
     known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may be larger than the other
     if not len(prompt) or prompt.max() >= known:  # some tokenizers drop spaces

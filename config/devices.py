@@ -5,6 +5,7 @@ devices.csv has the figures and their sources.
 
 import csv
 import functools
+import os
 import re
 from pathlib import Path
 
@@ -50,3 +51,10 @@ def cpu_info(name: str) -> str:
 
 def cpu_flags() -> str:
     return cpu_info("flags|Features")
+
+
+def count_cpus() -> int:
+    """Return how many cores this process may use, which a container or `taskset` limits."""
+    if hasattr(os, "process_cpu_count"):  # from Python 3.13 on
+        return os.process_cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,7 +3,6 @@
 Writing is atomic. A run's folder may be somebody else's: no link that lies there is written through.
 """
 
-import codecs
 import os
 import re
 import tempfile
@@ -16,6 +15,7 @@ from pydantic_core import ValidationError, from_json
 
 from config.command_line import UserError, first_problem, value_reader
 
+UTF_16 = re.compile(rb"(?s)\xff\xfe|\xfe\xff|.?\0")  # begins one: a mark, or a letter of ASCII beside a zero
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
 
@@ -40,12 +40,19 @@ def kept(path: Path, kind: Any) -> Any:
         return read_json(path, kind) if path.exists() else {}
 
 
+def from_utf8(content: bytes) -> str:
+    """Decode UTF-8. Raises UnicodeDecodeError, also for UTF-16 whose bytes happen to be UTF-8."""
+    if UTF_16.match(content):
+        raise UnicodeDecodeError("utf-8", content, 0, 1, "UTF-16")
+    return content.decode("utf-8")
+
+
 def decode_text(content: bytes, where: str, begins: int = 0) -> str:
     r"""Return a text as text mode reads it, newlines \n, without a byte-order mark. Raises UserError."""
     try:
-        text = content.decode("utf-8")
+        text = from_utf8(content)
     except UnicodeDecodeError as error:
-        kind = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
+        kind = "UTF-16" if UTF_16.match(content) else "LATIN1"
         what = f"{where}: not UTF-8 at byte {begins + error.start}"
         raise UserError(f"{what}: convert it, as in iconv -f {kind} -t UTF-8, if it is {kind}") from None
     return re.sub("\r\n?", "\n", text.removeprefix("\ufeff"))

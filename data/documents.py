@@ -24,6 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.command_line import UserError
+from config.devices import count_cpus
 from config.files import naming, put_in_place, read_json, refusing, write_whole
 from data.dataset import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
@@ -65,7 +66,7 @@ def write_documents(
     progress = load_progress(path, command)
     documents = take_documents(limit, progress.documents, source.batches(progress.position))
     settings = (tokenizer.description, val_fraction)
-    write_tokens(path, progress, documents, num_proc or os.cpu_count() or 1, settings)
+    write_tokens(path, progress, documents, num_proc or count_cpus(), settings)
     about = f"{progress.documents:,} documents, {progress.skipped:,} of them corrupt, empty or refused"
     if not all(progress.sizes.values()):
         for leftover in (*(temporary_path(folder, split) for split in SPLITS), path):

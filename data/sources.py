@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.command_line import UserError
-from config.files import decode_text, refusing
+from config.files import decode_text, from_utf8, refusing
 
 BATCH = 2**20  # bytes of documents in a batch, about, which take a third of a second to tokenize
 ROWS = 256  # rows of Parquet in a batch
@@ -90,8 +90,9 @@ class Files:
 def extract_text(record: bytes | None, json_lines: bool) -> str | None:
     """Return the text of a document, or None if it is empty or corrupt."""
     try:
-        content: Any = json.loads(record or b"")["text"].encode() if json_lines else record
-        text = content.decode("utf-8")
+        text: Any = from_utf8(record or b"")
+        text = json.loads(text)["text"] if json_lines else text
+        text.encode()  # raises for a lone surrogate
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return text if text.strip() else None
@@ -104,6 +105,7 @@ def _read_lines(path: str, start: int | None, separator: bytes = b"") -> Iterato
         position = file.seek(start or 0)
         while lines := file.readlines(BATCH):
             size = 0
+            lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
             while separator not in (b"", lines[-1].strip()) and size < LONGEST and (line := file.readline()):
                 lines.append(line)
                 size += len(line)
@@ -119,7 +121,7 @@ def _read_lines(path: str, start: int | None, separator: bytes = b"") -> Iterato
 
 def _read_text_file(path: str, start: int | None) -> Iterator[tuple[Records, int]]:
     for lines, after in _read_lines(path, start, SEPARATOR):
-        content = re.sub(rb"\r\n?", b"\n", b"".join(lines).removeprefix(codecs.BOM_UTF8))
+        content = re.sub(rb"\r\n?", b"\n", b"".join(lines))
         documents = re.split(rb"(?m)^[ \t]*<\|endoftext\|>[ \t]*(?:\n|\Z)", content)
         yield documents if documents[-1] else documents[:-1], after
 

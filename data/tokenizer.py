@@ -35,6 +35,8 @@ PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
+LONGEST = 2**24  # characters, for which the library takes gigabytes; without them it ends the process
+
 TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
 
 
@@ -56,12 +58,13 @@ class Tokenizer(ABC):
     description: dict[str, Any]  # what `from_json` makes it from
 
     def encode(
-        self, text: str, special: bool = True, add_special_tokens: bool = False
+        self, text: str, special: bool = True, add_special_tokens: bool | str = False
     ) -> Int32[np.ndarray, " T"]:
         """Return token ids. Raises UserError for a text that cannot be encoded.
 
         The name of a special token in the text means that token only if `special`. `add_special_tokens` adds
-        the tokens that a pretrained tokenizer puts around a text, such as Llama's <s>.
+        the tokens that a pretrained tokenizer puts around a text, such as Llama's <s>; "before", for a text
+        to go on with, leaves out those after it.
         """
         text = without_surrogates(text)
         with refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception):
@@ -79,21 +82,39 @@ class Tokenizer(ABC):
         """Return the first character of each of the text's tokens, and the one after its last."""
 
     @abstractmethod
-    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         """Return token ids as `encode`; any error refuses the text."""
 
     @abstractmethod
-    def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that a token stands for after other text; they may be part of a character."""
+    def bytes_of(self, token: int, first: bool = False) -> bytes:
+        """Return the bytes that a token stands for after other text, or as a text's `first`.
+
+        They may be part of a character. SentencePiece puts a space before a text, which is not of the first.
+        """
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return a text. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
         return self.stream()(ids, final=True)
 
-    def stream(self) -> Callable[..., str]:
-        """Return a function `feed(ids, final=False)` from the next ids to the text that they complete."""
+    def stream(self, encoded: bool = False) -> Callable[..., str]:
+        """Return a function `feed(ids, final=False)` from the next ids to the text that they complete.
+
+        Of a text that was `encoded`, what the tokenizer puts before it is left out: a token, a space.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return lambda ids, final=False: decoder.decode(b"".join(map(self.bytes_of, ids)), final)
+        start, first = self.description.get("uses", {}).get("document_start") if encoded else None, encoded
+
+        def feed(ids: Iterable[int], final: bool = False) -> str:
+            nonlocal start, first
+            raw = b""
+            for token in ids:
+                if token != start:
+                    raw += self.bytes_of(token, first)
+                    first = False
+                start = None
+            return decoder.decode(raw, final)
+
+        return feed
 
 
 def without_surrogates(text: str) -> str:
@@ -113,7 +134,7 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(symbols)
         self._id_of = {symbol: i for i, symbol in enumerate(symbols)}
 
-    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         if missing := sorted(set(text) - self._id_of.keys()):
             lacks = ", ".join(map(repr, missing[:10]))
             raise ValueError(f"the vocabulary of {self.vocab_size} characters lacks {lacks}")
@@ -122,7 +143,7 @@ class CharTokenizer(Tokenizer):
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         return [(i, i + 1) for i in range(len(text))]
 
-    def bytes_of(self, token: int) -> bytes:
+    def bytes_of(self, token: int, first: bool = False) -> bytes:
         return (self.symbols[token] if token < self.vocab_size else "\ufffd").encode()
 
 
@@ -139,7 +160,7 @@ class TiktokenTokenizer(Tokenizer):
         self.description = {"type": "tiktoken", "name": name} | uses
         self.vocab_size = self._encoding.n_vocab
 
-    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         allowed = {"<|endoftext|>"} if special else set()
         # Its regular expression gives up at about a million spaces in a row.
         return self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
@@ -151,7 +172,7 @@ class TiktokenTokenizer(Tokenizer):
         # A token that holds a part of a character spans all of it.
         return np.stack([character[begins], character[ends - 1] + 1], axis=-1)
 
-    def bytes_of(self, token: int) -> bytes:
+    def bytes_of(self, token: int, first: bool = False) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(int(token))
         except KeyError:  # an id that only pads the model's vocabulary
@@ -166,8 +187,15 @@ class JsonTokenizer(Tokenizer):
         self.description = {"type": "tokenizers", "json": text} | uses
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
 
-    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
-        return self._library(special).encode(text, add_special_tokens=add_special_tokens).ids
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
+        if len(text) > LONGEST:
+            raise ValueError(f"it has {len(text):,} characters, and {LONGEST:,} at most are read at once")
+        encoded = self._library(special).encode(text, add_special_tokens=bool(add_special_tokens))
+        ids, added = encoded.ids, encoded.special_tokens_mask
+        begun = int(ids[:1] == [self.description.get("uses", {}).get("document_start")])
+        while add_special_tokens == "before" and len(ids) > begun and added[len(ids) - 1]:
+            ids.pop()
+        return ids
 
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         return self._library(special).encode(text, add_special_tokens=False).offsets
@@ -179,10 +207,11 @@ class JsonTokenizer(Tokenizer):
         """
         return _load_library_tokenizer(self.description["json"], special)[0]
 
-    def bytes_of(self, token: int) -> bytes:
+    def bytes_of(self, token: int, first: bool = False) -> bytes:
         # The token is decoded after itself, because the first token of a text may lose a space.
         once, twice = (self._tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
-        text, name = twice.removeprefix(once), self._tokenizer.id_to_token(token) or ""
+        text = once if first else twice.removeprefix(once)
+        name = self._tokenizer.id_to_token(token) or ""
         if "\ufffd" in text and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):  # SentencePiece's
             return bytes([int(byte[1], 16)])
         if "\ufffd" in text and all(symbol in BYTE_OF for symbol in name):
@@ -281,15 +310,25 @@ TOKENIZER_FILES = (
 GPT2_SHA256 = "71cca498f566a6fce90612118ffe70ec265ffdc746e7e6743a2253d346af4d30"
 
 
-def decoded(pieces: Iterable[np.ndarray], description: dict | None) -> Iterator[str]:
-    """Decode tokens piece by piece, without those around documents; nothing if they are not text."""
-    if description is None:
-        return
-    start, eot = document_start(description), end_of_text(description)
-    decode = from_json(description).stream()
+def control_tokens(description: dict) -> set[int | None]:
+    """Return the tokens that are of no document's text: around documents, and those of chat templates."""
+    added = {}
+    if description["type"] == "tokenizers":
+        added = _load_library_tokenizer(description["json"])[0].get_added_tokens_decoder()
+    special = [i for i, token in added.items() if token.special]
+    return {*special, *end_tokens(description), document_start(description)}
+
+
+def document_bytes(pieces: Iterable[np.ndarray], description: dict) -> Iterator[list[bytes]]:
+    """Yield the bytes of each token in its document, piece by piece; a control token has none."""
+    control, first = control_tokens(description), True
+    bytes_of = functools.cache(from_json(description).bytes_of)
     for ids in pieces:
-        yield decode(ids[(ids != start) & (ids != eot)])
-    yield decode([], final=True)
+        found = []
+        for token in ids.tolist():
+            found.append(b"" if token in control else bytes_of(token, first))
+            first = token in control
+        yield found
 
 
 def read_tokenizer(path: Path) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ STAGES = (
     " --max_new_tokens=24 --json={to}/answers.json",
 )
 
-Folder = Annotated[Name, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
+Listed = Annotated[Folder, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
 Json = Annotated[Name, matching(r".*\.json", "a name with .json: the table is beside it")]
 
 
@@ -71,7 +71,7 @@ class ChatOptions:
 
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
-    out_dir: Folder = "out-chat"  # a folder in it for each seed
+    out_dir: Listed = "out-chat"  # a folder in it for each seed
     results: Json | None = None  # file of the lives' answers, which is added to; None: results.json there
 
 

@@ -31,7 +31,7 @@ from config.command_line import Count, Folder, Name, Positive, UserError, comman
 from config.files import kept, refusing, write_whole
 from config.options import RESUMING, Options
 from data.dataset import Dataset, prepare_if_missing
-from data.tokenizer import decoded
+from data.tokenizer import document_bytes
 from experiments.record import Experiment, Variant
 from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
@@ -181,7 +181,8 @@ def text_of(dataset: Dataset) -> str:
         raise UserError(f"{dataset.folder}: its tokens are not text: there are no bits per byte to compare")
     tokens, piece = dataset.tokens("val"), 2**16
     pieces = (tokens.read([i], min(piece, len(tokens) - i))[0] for i in range(0, len(tokens), piece))
-    return sha256("".join(decoded(pieces, dataset.meta.tokenizer)).encode()).hexdigest()
+    texts = document_bytes(pieces, dataset.meta.tokenizer)
+    return sha256(b"".join(raw for found in texts for raw in found)).hexdigest()
 
 
 def plan(experiment: Experiment, out: Path) -> int:

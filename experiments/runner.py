@@ -6,7 +6,6 @@ and keeps its result: what experiments share is trained once.
 
 import json
 import math
-import os
 import re
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from statistics import median
 from typing import Any, Literal
 
 from config.command_line import UserError
+from config.devices import count_cpus
 from config.files import kept, read_json, refusing, write_whole
 from config.options import Options
 from experiments.record import TOKENS, Experiment, Variant, check_run, data_mark, machine
@@ -57,7 +57,7 @@ class Task:
         """Start a program of the run's code, with its output in train.log."""
         variables = environment(self.variant.option("dataset"))
         if jobs > 1:
-            variables["PJRT_NPROC"] = str(max(1, (os.cpu_count() or 1) // jobs))  # XLA's threads
+            variables["PJRT_NPROC"] = str(max(1, count_cpus() // jobs))  # XLA's threads
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "train.log", "ab") as log:
             # In a session of its own, since a second Ctrl-C would end it unsaved.

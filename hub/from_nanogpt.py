@@ -56,6 +56,8 @@ def read_checkpoint(path: str, options: NanogptOptions, folder: Path) -> tuple[G
         state = {name.removeprefix("_orig_mod."): x.float().numpy() for name, x in found["model"].items()}
         # transformers has the matrices of GPT-2 as (in, out).
         theirs = {name: x.T if ".h." in name and x.ndim == 2 else x for name, x in state.items()}
+        if wrong := [name for name, x in found["model"].items() if x.is_complex() or not x.isfinite().all()]:
+            raise ValueError(f"{wrong[0]} has numbers that are not real and finite")
         tied = np.array_equal(state["lm_head.weight"], state["transformer.wte.weight"])
         fields = {"bias": True} | found["model_args"] | {"mlp": options.mlp, "tie_embeddings": tied}
         config = GPTConfig(**check_values(fields, "model_args: ", GPTConfig))

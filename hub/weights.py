@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from einops import EinopsError, rearrange
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, check_values, spell
@@ -36,7 +37,12 @@ MOST_LAYERS = 10_000
 NOT_READ = ("model_type", "num_labels")  # a large num_labels would fill the memory with names
 
 # The only values that we compute: of entries in any family, and of those of rope_type "llama3".
-ALWAYS = {"per_layer_config": None, "quantization_config": None, "partial_rotary_factor": 1}
+ALWAYS = {
+    "is_causal": True,
+    "per_layer_config": None,
+    "quantization_config": None,
+    "partial_rotary_factor": 1,
+}
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 ROPE = ("rope_type", "rope_theta", "factor", "partial_rotary_factor", *LLAMA3)  # below "rope_parameters"
 
@@ -213,7 +219,9 @@ NOT_WEIGHTS = (
     r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 )
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
-FILES = ["config.json", "model.safetensors", "model-*.safetensors", *TOKENIZER_FILES]  # what is downloaded
+INDEX = "model.safetensors.index.json"
+# What is downloaded.
+FILES = ["config.json", "model.safetensors", INDEX, "*-of-*.safetensors", *TOKENIZER_FILES]
 
 Tensors = dict[str, Callable[[], np.ndarray]]  # maps a full name to a function that reads the tensor
 
@@ -233,11 +241,15 @@ class Pretrained:
         """
         tensors = open_tensors(self.folder, self.family.prefix)
         model = jax.tree.map_with_path(lambda path, like: self.array(tensors, leaf_name(path), like), shapes)
-        names = [tensor.name for tensor in self.family.tensors.values()]  # of a tied head, too
+        arrays = [leaf_name(path) for path, _ in jax.tree.leaves_with_path(shapes)]
+        names = [self.family.tensors[name].name for name in (*arrays, "lm_head")]  # a tied head may be there
         known = {name.format(i=i) for name in names for i in range(self.config.n_layer)}
         unknown = [name for name in tensors.keys() - known if not re.fullmatch(NOT_WEIGHTS, name)]
         if unknown:
             raise self.wrong(f"the checkpoint has the unknown tensor {min(unknown)}")
+        head, wte = (tensors.get(self.family.tensors[name].name) for name in ("lm_head", "wte"))
+        if self.config.tie_embeddings and head and wte and not np.array_equal(head(), wte()):
+            raise self.wrong("tie_word_embeddings is true, and lm_head.weight is not the embedding")
         return model
 
     def array(self, tensors: Tensors, name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -310,20 +322,26 @@ def open_pretrained(name: str) -> Pretrained:
 
 
 def open_tensors(folder: Path, prefix: str) -> Tensors:
-    """Open the safetensors files of a folder. Raises UserError."""
-    one = folder / "model.safetensors"
-    paths = [one] if one.is_file() else sorted(folder.glob("model-*.safetensors"))
+    """Open a folder's model.safetensors, or the files that its index names. Raises UserError."""
+    one, index = folder / "model.safetensors", folder / INDEX
+    places = {}  # the index's file of each tensor
+    if not one.is_file() and index.is_file():
+        with refusing(f"{index}: damaged", "download it again", ValueError, LookupError, TypeError):
+            places = TypeAdapter(dict[str, str]).validate_python(read_json(index)["weight_map"])
+    paths = [one] if one.is_file() else sorted({folder / name for name in places.values()})
     if not paths:
         raise UserError(
-            f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run "
-            "code, and is never read: if you trust it, convert it with transformers: "
+            f"{folder}: there is no model.safetensors, nor {INDEX}. A pytorch_model.bin is a pickle, which "
+            "can run code, and is never read: if you trust it, convert it with transformers: "
             "from_pretrained(<it>).save_pretrained(<new folder>)"
         )
     tensors = {}
     for path in paths:
-        with refusing(f"{path}: damaged or cut short", "download it again", OSError, SafetensorError):
+        with refusing(f"{path}: missing, damaged or cut short", "download it", OSError, SafetensorError):
             file = safe_open(path, framework="numpy")
         for name in file.keys():
+            if folder / places.get(name, path) != path:
+                continue  # an old copy of a tensor that the index has elsewhere
             full = name if name.startswith((prefix, "lm_head.")) else prefix + name
             tensors[full] = partial(file.get_tensor, name)
     return tensors

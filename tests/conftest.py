@@ -14,7 +14,9 @@ from pathlib import Path
 import jax
 import pytest
 import tokenizers
+from tokenizers import decoders, models, normalizers, processors
 
+from data.tokenizer import JsonTokenizer
 from parallel.machines import wait_for_simulated_devices
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
@@ -188,3 +190,21 @@ def tokenizer_json(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+@pytest.fixture
+def sentencepiece():
+    """A tokenizer as Llama 2's: <s>, a space, the text, </s>; unknown characters are bytes."""
+    special, others = ["<s>", "</s>", "<turn>"], [f"<0x{byte:02X}>" for byte in range(256)]
+    names = ["<unk>", *special, *others, "▁", "▁Hi", "H", "i"]
+    model = models.Unigram([(name, -1.0 * (name not in special)) for name in names], 0, True)
+    library = tokenizers.Tokenizer(model)
+    spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    library.normalizer = normalizers.Sequence(spaces)
+    strips = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    library.decoder = decoders.Sequence(strips)
+    library.add_special_tokens(special)
+    named = [("<s>", 1), ("</s>", 2)]
+    library.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=named)
+    uses = {"eos_token_id": [2, 3], "document_start": 1}
+    return JsonTokenizer(library.to_str(), uses=uses)

@@ -22,7 +22,7 @@ import evaluate
 import train
 from config.options import Options
 from data.dataset import Dataset
-from data.tokenizer import CharTokenizer, TiktokenTokenizer, decoded, from_json
+from data.tokenizer import CharTokenizer, TiktokenTokenizer, document_bytes, from_json
 from data.writer import write_dataset
 from runs.checkpoint import Manifest
 from runs.load import load_run
@@ -185,8 +185,19 @@ def test_a_character_of_several_tokens_counts_once_and_end_of_text_is_no_text(mo
     targets = TiktokenTokenizer("gpt2").encode("é€<|endoftext|>😀!")
     assert len(targets) == 2 + 3 + 1 + 4 + 1
     pieces = np.split(targets, [3, 6, 9])  # which end within characters
-    texts = decoded(pieces, {"type": "tiktoken", "name": "gpt2"})
-    assert sum(len(text.encode()) for text in texts) == 10
+    found = document_bytes(pieces, {"type": "tiktoken", "name": "gpt2"})
+    assert b"".join(itertools.chain(*found)).decode() == "é€😀!"
+
+
+def test_the_bytes_are_those_of_the_documents_not_of_spaces_and_names_that_the_tokenizer_adds(sentencepiece):
+    """transformers' convention: a document is <s>, a space, its text, </s>; <turn> ends a turn of a chat."""
+    texts = ["Hi Hi", "iH", "€"]
+    ids = [token for text in texts for token in sentencepiece.encode(text, False, True)]
+    assert len(ids) == 15
+    turn = sentencepiece.encode("<turn>").tolist()[-1:]
+    found = list(itertools.chain(*document_bytes([np.array([*ids, *turn])], sentencepiece.description)))
+    assert b"".join(found).decode() == "".join(texts)
+    assert len(b"".join(found[9:])) == 3
 
 
 @pytest.fixture

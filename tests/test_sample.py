@@ -205,6 +205,7 @@ def test_the_checkpoint_may_be_the_best_or_that_of_an_iteration(write, run, tmp_
         ("--logit_bias=3:101", "--logit_bias is '3:101': expected -100 to 100 for tokens, as in 13:-100,"),
         ("--logit_bias=99:1", "--logit_bias: there is no token 99; the model's are 0 to 16"),
         ("--start=", "--start='': gives no token"),
+        ("--start=Zoé", "--start='Zoé' (the text 'Zoé' cannot be encoded"),
         ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
         ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),
         ("--batch_size=1", "--batch_size is not an option; see --help"),

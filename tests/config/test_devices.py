@@ -1,8 +1,10 @@
 """The table of devices: which of its rows a device's name finds."""
 
+import os
+
 import pytest
 
-from config.devices import DEVICES, known_device
+from config.devices import DEVICES, count_cpus, known_device
 
 
 @pytest.mark.parametrize(
@@ -53,3 +55,14 @@ def test_unknown_devices_have_no_peak(kind):
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 def test_what_jax_calls_a_device_finds_its_own_row(device):
     assert known_device(device.kind) is device
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone limits a process so")
+def test_cores_are_those_that_the_process_may_use():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert count_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert count_cpus() == len(allowed)

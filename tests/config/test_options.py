@@ -150,6 +150,7 @@ def test_a_config_file_is_python_as_nanogpts_are(config):
         ("def half(): return n_layer // 2\nn_layer = half()", "n_layer", 6),
         ("bias = 1", "bias", True),
         ("bias = 0", "bias", False),
+        ("if __name__ == '__main__':\n    batch_size = 3", "batch_size", 3),
         ("eval_only = 1", "eval_only", True),
     ],
 )

@@ -204,3 +204,19 @@ def test_runs_on_characters_and_tiktoken_import_no_transformers():
     imports = "import sys, train, sample, evaluate, data.prepare, tools.serving.app; "
     done = run_python("-c", imports + "print('transformers' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("begins, template", [([START], "<s> $A [END]"), ([], "$A [END]")])
+def test_a_text_to_go_on_with_does_not_end_with_an_end_that_nobody_wrote(begins, template, tmp_path):
+    library = library_tokenizer(template)
+    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path, library)))
+    for text in ("", "the", "the[END]", "[END]"):
+        plain = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special_tokens="before").tolist() == begins + plain
+        assert tokenizer.encode(text, add_special_tokens=True).tolist() == [*begins, *plain, END]
+
+
+def test_a_text_that_would_take_all_memory_is_refused_before_the_library_ends_the_process(tmp_path):
+    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path, library_tokenizer())))
+    said = refusal(tokenizer.encode, "the " * 10**7)
+    assert "(it has 40,000,000 characters, and 16,777,216 at most are read at once): leave it out or" in said

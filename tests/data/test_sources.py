@@ -137,6 +137,15 @@ def test_each_file_in_another_encoding_is_named_once_and_the_others_are_read(tmp
         assert note.endswith("; what is not UTF-8 is left out")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
+def test_utf_16_is_named_and_left_out_with_a_mark_and_without(suffix, encoding, tmp_path, capsys):
+    path = tmp_path / f"a{suffix}"
+    path.write_text("".join(json.dumps({"text": f"word {i}"}) + "\n" for i in range(30)), encoding=encoding)
+    assert [text for text in texts(Files([str(path)])) if text is not None] == []
+    assert "not UTF-8 at byte 0: convert it, as in iconv -f UTF-16" in capsys.readouterr().err
+
+
 def test_a_pattern_without_files_and_a_file_of_another_kind_are_named(tmp_path):
     with pytest.raises(UserError, match=r"--source=.*\*\.jsonl: no such file"):
         Files([str(tmp_path / "*.jsonl")])

@@ -182,6 +182,16 @@ def without(name):
         (without(""), {"model_args": ARGS | {"rotary": True}}, "rotary is not an option"),
         (without(""), {"model_args": ARGS | {"n_layer": 10**8}}, "and 10000 at most can be read"),
         (without(""), {"model_args": ARGS | {"window": 3}}, "no class of transformers computes this model"),
+        *(
+            (without("") | {"transformer.wte.weight": torch.full((V, D), x)}, {}, "wte.weight has numbers")
+            for x in (torch.nan, -torch.inf, 1 + 1j)
+        ),
+        (state_dict(bias=True), {}, "the unknown tensor transformer."),
+        (
+            without("") | {"transformer.ln_f.bias": torch.ones(D)},
+            {},
+            "the unknown tensor transformer.ln_f.bias",
+        ),
         (without(""), {"model": [1]}, "no attribute 'items'"),
         ({}, {"model_args": Bomb()}, "Weights only load failed"),
     ],

@@ -19,7 +19,7 @@ from model import Compute, GPTConfig
 from parallel.mesh import make_mesh
 from runs.load import choose_config, load_run, open_dataset
 from tests.helpers import losses, named_arrays, refusal
-from tests.pretrained import END, START, library_tokenizer, save_gpt2, save_llama
+from tests.pretrained import END, START, library_tokenizer, save_gpt2, save_llama, save_tokenizer
 from tests.reference import as_gpt, gpt2, random_reference
 
 # The changes of these runs are far below float32's rounding of their weights, which are about 0.1.
@@ -163,6 +163,15 @@ def test_sample_continues_as_generate_does_with_the_token_that_begins_a_text(tmp
         assert len(logprobs.splitlines()) == ids.shape[1] and ("'<s>'" in logprobs) == special
         new = tokenizer.decode(found[ids.shape[1] :])
         assert text == f"the other{new}\n"
+
+
+def test_sample_does_not_go_on_after_an_end_that_the_tokenizer_puts(tmp_path, capsys):
+    save_llama(tmp_path)
+    save_tokenizer(tmp_path, library_tokenizer("<s> $A [END]"))
+    words = ["--start=the other", "--prompt_logprobs=True", "--num_samples=1", "--max_new_tokens=1"]
+    sample.main([f"--init_from={tmp_path}", "--device=cpu", *words])
+    logprobs = capsys.readouterr().out.split(f"{sample.SEPARATOR}\n")[0]
+    assert "'<s>'" in logprobs and "[END]" not in logprobs
 
 
 def prepare_documents(folder, tokenizer, n=60):

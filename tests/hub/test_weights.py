@@ -166,7 +166,29 @@ def test_shards_are_read_like_one_file(name, tmp_path):
     assert len(files := sorted(tmp_path.glob("*.safetensors"))) > 3
     assert_same_bits(load(tmp_path), as_gpt(name, dict(reference.named_parameters())))
     files[1].unlink()
-    assert "the checkpoint has no tensor" in refused(tmp_path)
+    assert f"{files[1]}: missing, damaged or cut short" in refused(tmp_path)
+
+
+def test_the_index_decides_which_shards_count(tmp_path):
+    """A shard of an earlier save, a stale copy of a tensor, and names of the index's own."""
+    reference = saved("llama", tmp_path, max_shard_size="40KB")
+    index = tmp_path / "model.safetensors.index.json"
+    text = index.read_text()
+    for path in tmp_path.glob("model-*.safetensors"):
+        text = text.replace(path.name, f"part {path.name}")
+        path.rename(tmp_path / f"part {path.name}")
+    index.write_text(text)
+    stale = {"lm_head.weight": torch.zeros(65, 48), "model.norm.weight": torch.zeros(48)}
+    save_file(stale, tmp_path / "model-99999-of-99999.safetensors")
+    places = json.loads(text)["weight_map"]
+    others = [name for name in sorted(set(places.values())) if name != places["lm_head.weight"]]
+    for name in others:
+        change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": stale["lm_head.weight"]}), name)
+    assert_same_bits(load(tmp_path), as_gpt("llama", dict(reference.named_parameters())))
+    index.unlink()
+    assert "no model.safetensors, nor model.safetensors.index.json" in refused(tmp_path)
+    index.write_text('{"weight_map": {"lm_head.weight": 1}}')
+    assert f"{index}: damaged (" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -180,6 +202,17 @@ def test_a_tied_head_may_be_in_the_file(folder):
     expected = load(folder)
     change_tensors(folder, lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"].clone()}))
     assert_same_bits(load(folder), expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama, tied"])
+def test_a_tied_head_that_is_not_the_embedding_is_refused(name, tmp_path):
+    """transformers 5 keeps both, and computes with the head."""
+    reference = saved(name, tmp_path)
+    head = torch.randn(65, 48)
+    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": head}))
+    theirs = type(reference).from_pretrained(tmp_path)
+    assert torch.equal(theirs.lm_head.weight, head)
+    assert "tie_word_embeddings is true, and lm_head.weight is not the embedding" in refused(tmp_path)
 
 
 def test_a_smaller_block_size_leaves_out_the_last_positions(tmp_path):
@@ -238,7 +271,7 @@ def test_a_tensor_that_the_model_does_not_have_is_named(name, tensor, says, fold
 def test_a_file_cut_short_is_named(folder, kept):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    assert f"{path}: damaged or cut short" in refused(folder)
+    assert f"{path}: missing, damaged or cut short" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +288,7 @@ def test_a_file_cut_short_is_named(folder, kept):
         ("gpt2", dict(n_inner=0), "n_inner as our n_hidden is 0: it should be greater than"),
         ("gpt2", dict(n_layer=None), "transformers refuses it: Validation error for field 'n_layer': "),
         ("gpt2", dict(per_layer_config={}), "per_layer_config is {}"),
+        *((name, dict(is_causal=False), "is_causal is False") for name in FAMILIES),
         ("gpt2", dict(n_head=5), "n_embd=48 must be a multiple of n_head=5"),
         ("gpt2", dict(vocab_size=0), "vocab_size as our vocab_size is 0: it should be greater than"),
         ("llama", dict(attention_bias=True), "attention_bias is True"),

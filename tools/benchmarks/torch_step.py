@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from config.devices import count_cpus
 from config.options import Options
 from model import GPTConfig
 
@@ -124,9 +125,7 @@ class TorchStep:
 def prepare(config: GPTConfig, options: Options, *variant) -> tuple[TorchStep, list[Tensor]]:
     """Make the step of a process, and its batches. `variant` is dtype, compiled and device of `TorchStep`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # torch.compile writes pages when it fails
-    torch.set_num_threads(
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    )
+    torch.set_num_threads(count_cpus())
     torch.backends.cuda.matmul.allow_tf32 = True  # as nanoGPT does, and as JAX does by default
     torch.manual_seed(0)
     step = TorchStep(config, options, *variant)

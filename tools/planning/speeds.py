@@ -4,7 +4,6 @@ The shares at best are what a good kernel reaches. Those of published runs are f
 (tools/planning/published.py), and the rates of the machine at hand are measured (tools/planning/target.py).
 """
 
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from config.devices import Device, cpu_flags, cpu_info
+from config.devices import Device, count_cpus, cpu_flags, cpu_info
 from config.files import read_json
 
 
@@ -72,7 +71,7 @@ def describe_cpu() -> str:
     """Return the CPU's name, cores and instructions that multiply bfloat16."""
     fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
     name = cpu_info("model name") or platform.processor() or platform.machine()
-    return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
+    return f"{count_cpus()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
 
 
 Curve = list[tuple[float, float]]  # the rate at some sizes

@@ -175,7 +175,7 @@ def in_javascript(tokenizer: Tokenizer) -> dict[str, Any]:
     tokens = [None] * tokenizer.vocab_size  # the ids may have gaps
     for token, i in (ids | special).items():
         tokens[i] = token
-    plain, more = (tokenizer.encode("a", add_special_tokens=add).tolist() for add in (False, True))
+    plain, more = (tokenizer.encode("a", add_special_tokens=add).tolist() for add in (False, "before"))
     begin = more.index(plain[0])
     return {
         "tokens": tokens,

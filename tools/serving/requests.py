@@ -178,7 +178,7 @@ def check_model(name: str | None, served: Served) -> None:
 
 
 def read_ids(
-    served: Served, param: str, ids: str | list[int], add_special_tokens: bool = True
+    served: Served, param: str, ids: str | list[int], add_special_tokens: bool | str = "before"
 ) -> Int[np.ndarray, " T"]:
     """Return token ids, or those of a text; if it is empty, the end-of-text token. Raises ApiError."""
     if isinstance(ids, str):

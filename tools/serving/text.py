@@ -49,7 +49,7 @@ class Continuation:
         """Add what the engine made. Return whether the text has ended."""
         self.known += likelihoods(piece.prompt)
         if self.echo and (len(piece.tokens) or piece.finished):
-            self.text, self.tokens = read_prompt(self.tokenizer, self.prompt, self.known)
+            self.text, self.tokens = read_prompt(self.tokenizer, self.prompt, self.known, echo=True)
             self.begin = len(self.text)
             self.echo = False
         ended = len(piece.tokens) > 0 and int(piece.tokens[-1]) in self.ends
@@ -107,10 +107,14 @@ def likelihoods(likelihood: Likelihood | None) -> list[tuple]:
 
 
 def read_prompt(
-    tokenizer: Tokenizer, ids: np.ndarray, known: Sequence[tuple] = ()
+    tokenizer: Tokenizer, ids: np.ndarray, known: Sequence[tuple] = (), echo: bool = False
 ) -> tuple[str, list[Token]]:
-    """Return a prompt's text and tokens; `known` are the likelihoods of the last ones."""
+    """Return a prompt's text, as it was written to `echo` it, and tokens.
+
+    `known` are the likelihoods of the last ones.
+    """
     whole = Continuation(tokenizer, ids[:0])
+    whole.decode = tokenizer.stream(encoded=echo)
     whole.add(ids, [()] * (len(ids) - len(known)) + [*known])
     whole.finish("length")
     return whole.text, whole.tokens

@@ -3,7 +3,7 @@
 import pytest
 
 from data.writer import load_tokenizer
-from tools.serving.text import Continuation
+from tools.serving.text import Continuation, read_prompt
 
 TEXT = "the é€🙂 brown\n"
 
@@ -55,3 +55,11 @@ def test_a_prompt_that_ends_inside_a_character_is_completed(tokenizer):
     text = Continuation(tokenizer, ids[:2])
     text.add(ids[2:])
     assert text.text == "€"
+
+
+def test_an_echo_is_the_prompt_as_it_was_written(sentencepiece):
+    for prompt in ("Hi Hi", "iH€"):
+        ids = sentencepiece.encode(prompt, add_special_tokens="before")
+        text, tokens = read_prompt(sentencepiece, ids, echo=True)
+        assert text == prompt and [token.id for token in tokens] == ids.tolist()
+    assert read_prompt(sentencepiece, ids)[0] == "<s> iH€"  # as a look inside shows its tokens
