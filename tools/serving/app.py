@@ -63,7 +63,8 @@ async def health(served: Here) -> JSONResponse:
     worker = served.worker
     figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.engine.slots}
     code = 200 if worker.works and worker.compiled >= FIRST else 503  # once it can give a first answer
-    return JSONResponse({"status": worker.status, **figures, "version": worker.version}, code)
+    told = {"status": worker.status, **figures, "version": worker.version, "error": worker.refused}
+    return JSONResponse(told, code)
 
 
 @api.get("/metrics")

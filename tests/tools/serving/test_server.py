@@ -349,6 +349,34 @@ def test_a_worker_whose_thread_does_not_run_takes_no_request():
         worker.submit([])
 
 
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_newer_weights_without_an_engine_leave_the_old_model_or_end_it(capsys, failures):
+    """One cache at a time. Twice: the second try of the old model succeeds; then none does."""
+    made, model = [], large(TINY)
+
+    def make(model):
+        made.append(1)
+        if made[1:] and len(made) <= 1 + failures:
+            raise MemoryError("no room")
+        return Engine(model, slots=1)
+
+    worker = Worker(model, "iter-5", make, nullcontext, max_waiting=1)
+    worker.compiled = len(worker.engine.programs())
+    first = worker.engine
+    worker.replace(large(TINY), "iter-10")
+    worker.thread.start()
+    wait_until(lambda: len(made) == min(2 + failures, 4))
+    assert first.cache is None
+    if failures == 3:
+        worker.thread.join(DEADLINE)
+        assert worker.status == str(worker.error) == "the engine cannot start (no room): try fewer --slots"
+    else:
+        wait_until(lambda: worker.engine is not first)
+        assert worker.status == "ok" and worker.model is model and worker.version == "iter-5"
+        assert worker.refused.startswith("iter-10 is not served: the engine cannot start (no room)")
+        worker.stop()
+
+
 # --- one in a process of its own --------------------------------------------------------------------------
 
 
