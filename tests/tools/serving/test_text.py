@@ -1,9 +1,12 @@
 """Tokens to text: parts that are whole characters without the stop string."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from data.writer import load_tokenizer
-from tools.serving.text import Continuation
+from tools.serving.completions import Answer
+from tools.serving.text import Continuation, Token
 
 TEXT = "the é€🙂 brown\n"
 
@@ -55,3 +58,10 @@ def test_a_prompt_that_ends_inside_a_character_is_completed(tokenizer):
     text = Continuation(tokenizer, ids[:2])
     text.add(ids[2:])
     assert text.text == "€"
+
+
+def test_of_alternatives_with_the_same_text_the_likeliest_is_told():
+    answer = Answer.__new__(Answer)
+    answer.served = SimpleNamespace(tokenizer=SimpleNamespace(bytes_of=lambda i: b"b" if i == 2 else b"a"))
+    told = answer.top(Token(3, 0, 1, -3.0, [(0, -0.5), (1, -1.0), (2, -2.0)]), 3)
+    assert told == {"a": -0.5, "b": -2.0}
