@@ -171,7 +171,7 @@ def check_options(fields: CompletionBody | ChatBody, served: Served) -> int:
     if fields.n * n > room:
         message = f"{n} prompts times n={fields.n} are more than {room}, which run or wait here"
         raise ApiError(message, "n")
-    given = {fields.max_tokens, fields.max_completion_tokens} - {None}
+    given = {n for n in (fields.max_tokens, fields.max_completion_tokens) if n is not None}
     if len(given) > 1:
         raise ApiError("max_tokens and max_completion_tokens differ: give one of the two", "max_tokens")
     default = served.model.config.block_size if chat else 16  # as OpenAI's
