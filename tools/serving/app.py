@@ -63,7 +63,8 @@ async def health(served: Here) -> JSONResponse:
     worker = served.worker
     figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.engine.slots}
     code = 200 if worker.works and worker.compiled >= FIRST else 503  # once it can give a first answer
-    return JSONResponse({"status": worker.status, **figures, "version": worker.version}, code)
+    told = {"status": worker.status, **figures, "version": worker.version, "error": worker.refused}
+    return JSONResponse(told, code)
 
 
 @api.get("/metrics")
@@ -92,12 +93,12 @@ async def one_model(name: str, served: Here) -> dict:
 
 @api.post("/v1/completions")
 async def completions(request: Request, served: Here, fields: CompletionBody) -> Response:
-    return await respond(request, Answer(served, fields))
+    return await respond(request, await Answer.begin(served, fields))
 
 
 @api.post("/v1/chat/completions")
 async def chat_completions(request: Request, served: Here, fields: ChatBody) -> Response:
-    return await respond(request, ChatAnswer(served, fields))
+    return await respond(request, await ChatAnswer.begin(served, fields))
 
 
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]

@@ -5,11 +5,12 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Self
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from generation.engine import Request
 from tools.serving.requests import ChatBody, CompletionBody, read_request
 from tools.serving.served import Served
 from tools.serving.server import ApiError
@@ -22,10 +23,20 @@ class Answer:
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, served: Served, fields: CompletionBody | ChatBody):
-        """Submit the request. Raises ApiError."""
+    @classmethod
+    async def begin(cls, served: Served, fields: CompletionBody | ChatBody) -> Self:
+        """Encode the texts in a thread, for they may be long, and submit them. Raises ApiError."""
+        return cls(served, fields, *await asyncio.to_thread(read_request, fields, served))
+
+    def __init__(
+        self,
+        served: Served,
+        fields: CompletionBody | ChatBody,
+        requests: list[Request],
+        stops: list[str],
+    ):
+        """Submit what `read_request` returns. Raises ApiError."""
         self.served, self.fields = served, fields
-        requests, stops = read_request(fields, served)
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.jobs = served.worker.submit(requests)
@@ -49,6 +60,8 @@ class Answer:
                 text, tokens = self.texts[i].to_send()
                 if text or tokens or self.texts[i].finish_reason:
                     choice = self.choice(i, self.delta(text, first), tokens)
+                    if not tokens:
+                        choice["logprobs"] = None
                     yield event(self.object(self.chunk_kind, [choice], None))
             if self.fields.stream_options.include_usage:
                 yield event(self.object(self.chunk_kind, [], self.usage()))
@@ -115,7 +128,10 @@ class Answer:
     def top(self, token: Token, n: int) -> dict[str, float] | None:
         if token.logprob is None:
             return None
-        return {self.name(i): p for i, p in [*token.likeliest[:n], (token.id, token.logprob)]}
+        best: dict[str, float] = {}
+        for i, p in [*token.likeliest[:n], (token.id, token.logprob)]:
+            best.setdefault(self.name(i), p)  # the likeliest first, and several may have one text
+        return best
 
     def name(self, token: int) -> str:
         return spelling(self.served.tokenizer, token)
@@ -169,4 +185,5 @@ async def disconnected(http: HttpRequest) -> None:
 
 
 def event(value: dict) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    # Escaped, because some clients also break lines at U+0085, U+2028 and U+2029.
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"

@@ -177,7 +177,7 @@ def rounded(x: np.ndarray) -> list:
 
 
 @inside.post("/tokens")
-async def tokens(served: Here, fields: Text) -> Response:
+def tokens(served: Here, fields: Text) -> Response:
     return answer(served, read_ids(served, "text", fields.text))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from config.command_line import Fraction, Penalty, Repetition, TopK, TopP, UserError, spell
 from generation.decode import Settings
@@ -70,9 +70,8 @@ class StreamOptions(Body):
 
 class Common(Drawing):
     model: str | None = None
-    max_tokens: int | None = Field(
-        None, ge=0, validation_alias=AliasChoices("max_tokens", "max_completion_tokens")
-    )
+    max_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=0)  # OpenAI's newer name of max_tokens
     n: int = Field(1, ge=1, le=SEQUENCES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[list[NotEmpty], Field(max_length=4), BeforeValidator(as_list)] = []
@@ -127,27 +126,22 @@ class ChatBody(Common):
 def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[list[Request], list[str]]:
     """Return what the engine is asked, n times each prompt, and the texts that end one. Raises ApiError."""
     check_model(fields.model, served)
+    wanted = check_options(fields, served)
     stops, most = fields.stop, served.model.config.block_size
     ends = (*fields.stop_token_ids, *served.ends)
     check_ids(served, "stop_token_ids", fields.stop_token_ids)
     check_ids(served, "logit_bias", fields.logit_bias)
     if isinstance(fields, ChatBody):
         prompts = [read_messages(served, fields.messages)]
-        default, param = most, "messages"
+        param = "messages"
         stops = stops + served.chat.stops
     else:
         prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
-        default, param = 16, "prompt"  # as OpenAI's
+        param = "prompt"
     if (length := max(map(len, prompts))) > most:
         why = f"This model's maximum context length is {most} tokens"
         message = f"{why}. However, your {param} resulted in {length} tokens."
         raise ApiError(message, param, code="context_length_exceeded")
-    if fields.n * len(prompts) > (room := min(SEQUENCES, served.worker.room)):
-        message = f"{len(prompts)} prompts times n={fields.n} are more than {room}, which run or wait here"
-        raise ApiError(message, "n")
-    wanted = min(default, served.max_tokens) if fields.max_tokens is None else fields.max_tokens
-    if wanted > served.max_tokens:
-        raise ApiError(f"max_tokens is {spell(wanted)}, expected {served.max_tokens} at most", "max_tokens")
     seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32
     requests = [
         Request(
@@ -163,6 +157,27 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
         for row, prompt in enumerate(prompt for prompt in prompts for _ in range(fields.n))
     ]
     return requests, stops
+
+
+def check_options(fields: CompletionBody | ChatBody, served: Served) -> int:
+    """Return how many new tokens are wanted. Raises ApiError for fields that do not fit together."""
+    chat = isinstance(fields, ChatBody)
+    if chat and fields.top_logprobs and not fields.logprobs:
+        raise ApiError("top_logprobs needs logprobs: give logprobs=true", "top_logprobs")
+    if "stream_options" in fields.model_fields_set and not fields.stream:
+        raise ApiError("stream_options needs stream: give stream=true", "stream_options")
+    n, room = 1 if chat else len(fields.prompt), min(SEQUENCES, served.worker.room)
+    if fields.n * n > room:
+        message = f"{n} prompts times n={fields.n} are more than {room}, which run or wait here"
+        raise ApiError(message, "n")
+    given = {n for n in (fields.max_tokens, fields.max_completion_tokens) if n is not None}
+    if len(given) > 1:
+        raise ApiError("max_tokens and max_completion_tokens differ: give one of the two", "max_tokens")
+    default = served.model.config.block_size if chat else 16  # as OpenAI's
+    wanted = given.pop() if given else min(default, served.max_tokens)
+    if wanted > served.max_tokens:
+        raise ApiError(f"max_tokens is {spell(wanted)}, expected {served.max_tokens} at most", "max_tokens")
+    return wanted
 
 
 @jax.jit

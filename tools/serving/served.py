@@ -190,7 +190,7 @@ def follow(served: Served, options: ServeOptions) -> None:
             model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
             if model.config != served.model.config:
                 raise UserError("the run has another shape now: start serve.py anew to follow it")
-        except (UserError, OSError) as error:  # training deletes one, or has not completed it
+        except Exception as error:  # training deletes one, or has not completed it; or there is no room
             failed = files
             say_once(f"note: {error}")
             continue

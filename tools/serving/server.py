@@ -8,9 +8,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+import h11
 import uvicorn
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -20,6 +21,7 @@ from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from config.command_line import Count, Name, matching
 from config.options import ModelOptions
@@ -27,6 +29,7 @@ from config.options import ModelOptions
 PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of the model
 FINISH = 25  # seconds that running requests are given after SIGTERM, before they are answered with an error
 MAX_BODY = 2**20  # bytes of a request
+READ = 30  # seconds for a request to arrive, whose connection is closed if it does not
 LOOPBACK = ["localhost", "127.0.0.1"]
 
 Port = Annotated[int, Field(ge=0, lt=2**16)]
@@ -68,6 +71,24 @@ class ServeOptions(ModelOptions):
         return [origin for origin in self.allow_origins.lower().split(",") if origin]
 
 
+class TimedProtocol(H11Protocol):
+    """Closes a connection unless a whole request is there within READ seconds, or no part of one."""
+
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.timer = self.loop.call_later(READ, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        incomplete = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if not incomplete and self.timer:
+            self.timer.cancel()
+        if not incomplete or self.timer is None:
+            self.timer = self.loop.call_later(READ, self.transport.abort) if incomplete else None
+
+
 class Server(uvicorn.Server):
     """Answers until a signal comes, then finishes what runs. Until there is a model, it has the page."""
 
@@ -89,7 +110,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=FINISH + 5,
             timeout_keep_alive=75,  # seconds; clients close idle connections earlier
             limit_concurrency=900,  # 1,024 open files is a usual limit
-            http="h11",
+            http=TimedProtocol,
             ws="none",
             lifespan="off",
         )
@@ -123,7 +144,11 @@ def refusing(app: ASGIApp, hosts: list[str], origins: list[str]) -> ASGIApp:
             refused = ApiError("a page of another site may not ask", status=403, code="forbidden")
         elif int(headers.get("content-length", 0)) > MAX_BODY:
             refused = ApiError(f"the body is larger than {MAX_BODY:,} bytes", status=413)
+        elif headers.get("content-encoding", "identity") != "identity":
+            refused = ApiError("the body is compressed: send it as it is", status=415)
         else:
+            if scope["method"] == "HEAD":  # uvicorn, whose scope stays, sends no body
+                scope = {**scope, "method": "GET"}
             headers["content-type"] = "application/json"  # also of what `curl -d` calls a form
             return await app(scope, receive, send)
         await refused.response()(scope, receive, send)
@@ -151,7 +176,7 @@ class ApiError(HTTPException):
         return JSONResponse(self.body(), self.status_code, self.headers)
 
 
-async def answer_error(request: Request, error: Exception) -> JSONResponse:
+async def answer_error(request: Request, error: Exception) -> Response:
     match error:
         case ApiError():
             return error.response()
@@ -159,7 +184,11 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
             return bad_field(error).response()
         case HTTPException():  # of FastAPI: an unknown path, for example
             message = f"{request.method} {request.url.path[:100]}: {error.detail}"
-            return ApiError(message, status=error.status_code).response()
+            if request.method == "OPTIONS" and error.status_code == 405:
+                return Response(status_code=204, headers=error.headers)
+            answer = ApiError(message, status=error.status_code).response()
+            answer.headers.update(error.headers or {})  # such as Allow
+            return answer
     return ApiError("the server made a mistake; its log says more", status=500, code="internal").response()
 
 

@@ -1,6 +1,7 @@
 """The engine's thread. HTTP handlers submit requests to it; each submission has a queue for what it makes."""
 
 import asyncio
+import sys
 import threading
 import time
 import traceback
@@ -72,6 +73,7 @@ class Worker:
         self.per_token = 0.0  # seconds, of the last step
         self.compiled = 0  # of the engine's programs
         self.error: UserError | None = None  # that stopped it
+        self.refused: str | None = None  # why newer weights are not served
         try:
             self.engine = make_engine(model)
         except Exception as error:
@@ -127,7 +129,7 @@ class Worker:
     @property
     def status(self) -> str:
         if not self.works:
-            return "stopped"
+            return str(self.error or "stopped")
         n = len(self.engine.programs())
         return "ok" if self.compiled == n else f"compiling {self.compiled + 1} of {n}"
 
@@ -165,8 +167,7 @@ class Worker:
             self.engine.remove(slot)
             del self.running[slot]
         if self.newer and not self.running:
-            (self.model, self.version), self.newer = self.newer, None
-            self.engine = self.make_engine(self.model)
+            self.change_model(*self.newer)
         while self.waiting and self.engine.free and not self.newer:
             job = self.waiting.popleft()
             if job in self.pending:
@@ -177,6 +178,25 @@ class Worker:
             self.compile_next()
         elif not self.stopping:
             self.wake.wait()
+
+    def change_model(self, model: GPT, version: str) -> None:
+        """Go on with newer weights; with the old ones, if no engine can be made of them."""
+        self.newer, self.refused = None, None
+        try:
+            self.renew(model)
+        except UserError as error:
+            self.refused = f"{version} is not served: {error}"
+            print(f"note: {self.refused}", file=sys.stderr, flush=True)
+            return self.renew(self.model)
+        self.model, self.version = model, version
+
+    def renew(self, model: GPT) -> None:
+        """Make a new engine, once the old one's cache is let go: two may not fit. Raises UserError."""
+        self.engine.cache = self.engine.decoder = None
+        try:
+            self.engine = self.make_engine(model)
+        except Exception as error:
+            raise cannot_start(error) from None
 
     def step(self) -> None:
         most = max(1, min(CHUNK, int(CALL / self.per_token))) if self.per_token else 1
@@ -198,12 +218,19 @@ class Worker:
             print(f"compiled {self.compiled} programs", flush=True)
 
     def start_again(self, error: Exception) -> None:
-        """Fail what runs, whose cache is lost, and go on with a new engine."""
+        """Fail what runs, whose cache is lost, and go on with a new engine; without one, the server stops."""
         message = f"computing failed ({type(error).__name__}); the server's log says more"
         failed = ApiError(message, status=500, code="failed")
-        self.send([(job, failed) for job in self.running.values()])
+        lost = list(self.running.values())
         self.running.clear()
-        self.engine = self.make_engine(self.model)
+        try:
+            self.renew(self.model)
+        except UserError as error:
+            self.error, self.stopping = error, True
+            lost += self.waiting
+            self.waiting.clear()
+        if lost:  # else there may be no loop yet
+            self.send([(job, failed) for job in lost])
 
     def send(self, made: list[tuple[Job, Piece | ApiError]]) -> None:
         with suppress(RuntimeError):  # the loop has ended, and with it whoever would read this

@@ -285,9 +285,34 @@ def test_a_prompt_of_the_whole_context_is_continued_past_it(complete):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (32, 40)
 
 
+def test_both_names_of_max_tokens_may_be_given_if_they_are_equal(chat):
+    assert chat(max_tokens=3, max_completion_tokens=3).usage.completion_tokens == 3
+
+
+def test_no_character_of_a_stream_breaks_a_line(url):
+    """U+0085, U+2028 and U+2029 end a line for httpx's and requests' iter_lines."""
+    body = {"prompt": "a\x85\u2028\u2029z", "max_tokens": 1, "echo": True, "stream": True, "temperature": 0}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    text = "".join(event["choices"][0]["text"] for event in events)
+    assert text.startswith(body["prompt"]) and lines[-1] == "data: [DONE]"
+
+
+def test_a_piece_without_tokens_has_no_logprobs(complete):
+    """What a stop string held back comes last, after its tokens or with them."""
+    for seed in range(3):
+        chunks = complete(stream=True, logprobs=0, stop=["never said"], max_tokens=30, seed=seed)
+        told = [choice.logprobs for chunk in chunks for choice in chunk.choices]
+        assert all(x is None or x.tokens for x in told) and any(told)
+        (ended,) = complete(stream=True, logprobs=0, max_tokens=0, seed=seed)
+        assert ended.choices[0].logprobs is None
+
+
 # --- what is refused --------------------------------------------------------------------------------------
 
 
+HELLO = {"messages": [{"role": "user", "content": "a"}]}
 IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
 
 
@@ -314,6 +339,10 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"messages": []}, "messages", "messages: List should have at least 1 item"),
         ({"messages": [{"content": "hi"}]}, "messages", "messages.0.role: Field required"),
         (IMAGE, "messages", "should be 'text'"),
+        ({**HELLO, "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({**HELLO, "stream_options": {"include_usage": False}}, "stream_options", "needs stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({**HELLO, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "give one of the two"),
     ],
 )
 def test_a_bad_field_is_named(complete, chat, options, param, says):
@@ -327,7 +356,7 @@ def test_a_bad_field_is_named(complete, chat, options, param, says):
 BOTH = {
     **{"frequency_penalty": [0, 0.0], "presence_penalty": [0], "logit_bias": [{}], "n": [1], "stop": [[]]},
     **{"temperature": [1], "top_p": [1], "seed": [], "user": ["me"], "max_tokens": [], "stream": [False]},
-    "stream_options": [{}, {"include_usage": False}, {"include_obfuscation": False}],
+    "stream_options": [],
 }
 OF_COMPLETIONS = {"best_of": [1], "echo": [False], "logprobs": [], "suffix": [""]} | BOTH
 OF_CHATS = BOTH | {

@@ -1,5 +1,6 @@
 """The server as its neighbours meet it: who may ask, limits, clients that leave or do not read, signals."""
 
+import gzip
 import json
 import re
 import shutil
@@ -8,7 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -33,6 +34,7 @@ from tools.serving import server as server_module
 from tools.serving.server import ApiError, ServeOptions
 from tools.serving.worker import Worker
 
+HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 20\r\n"
 KEY = "correct horse".replace(" ", "-")
 
 
@@ -173,6 +175,67 @@ def test_a_path_or_method_that_there_is_not(url, post):
     assert error(httpx.get(f"{url}/v1/nothing"))[0] == 404
     assert error(httpx.put(f"{url}/health"))[0] == 405
     assert error(httpx.get(f"{url}/v1/completions"))[0] == 405
+
+
+def test_head_and_options_are_answered(keyless):
+    head = httpx.head(f"{keyless}/health")
+    assert head.status_code == 200 and not head.content and int(head.headers["content-length"]) > 0
+    for method in ("HEAD", "GET"):
+        answer = httpx.request(method, f"{keyless}/v1/completions")
+        assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    options = httpx.options(f"{keyless}/v1/completions")
+    assert options.status_code == 204 and options.headers["allow"] == "POST"
+
+
+def test_a_compressed_body_is_refused(keyless):
+    body = gzip.compress(b'{"prompt": "a"}')
+    answer = httpx.post(f"{keyless}/v1/completions", content=body, headers={"Content-Encoding": "gzip"})
+    assert error(answer)[0] == 415
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", HEADERS, HEADERS + b"\r\n{"])
+def test_a_request_that_does_not_arrive_is_given_up(keyless, monkeypatch, sent):
+    monkeypatch.setattr(server_module, "READ", 0.3)
+    place = urlsplit(keyless)
+    with (
+        socket.create_connection((place.hostname, place.port), timeout=10) as slow,
+        suppress(ConnectionError),
+    ):
+        slow.sendall(sent)
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""
+
+
+def test_a_connection_with_a_whole_request_stays_open(keyless, monkeypatch):
+    monkeypatch.setattr(server_module, "READ", 0.3)
+    with httpx.Client(base_url=keyless) as http:
+        for _ in range(2):
+            answer = http.get("/health")
+            time.sleep(0.5)
+            assert answer.status_code == 200
+        stream = answer.extensions["network_stream"]
+        assert not stream.get_extra_info("is_readable")  # it would be, if closed
+
+
+def test_no_route_waits_while_a_text_is_encoded(char_run, monkeypatch):
+    with serving(out_dir=str(char_run)) as (url, served), ThreadPoolExecutor() as pool:
+        begun, gate, encode = threading.Event(), threading.Event(), served.tokenizer.encode
+
+        def slowly(*words, **options):
+            begun.set()
+            gate.wait(DEADLINE)
+            return encode(*words, **options)
+
+        monkeypatch.setattr(served.tokenizer, "encode", slowly)
+        for path, body in [("/v1/completions", {"prompt": "a"}), ("/inside/tokens", {"text": "a"})]:
+            begun.clear(), gate.clear()
+            asked = pool.submit(httpx.post, url + path, json=body, timeout=DEADLINE)
+            assert begun.wait(DEADLINE)
+            try:
+                assert httpx.get(f"{url}/health", timeout=10).status_code == 200
+            finally:
+                gate.set()
+            assert asked.result().status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -347,6 +410,34 @@ def test_a_worker_whose_thread_does_not_run_takes_no_request():
     assert worker.status == "stopped"
     with pytest.raises(ApiError, match="stopping"):
         worker.submit([])
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_newer_weights_without_an_engine_leave_the_old_model_or_end_it(capsys, failures):
+    """One cache at a time. Twice: the second try of the old model succeeds; then none does."""
+    made, model = [], large(TINY)
+
+    def make(model):
+        made.append(1)
+        if made[1:] and len(made) <= 1 + failures:
+            raise MemoryError("no room")
+        return Engine(model, slots=1)
+
+    worker = Worker(model, "iter-5", make, nullcontext, max_waiting=1)
+    worker.compiled = len(worker.engine.programs())
+    first = worker.engine
+    worker.replace(large(TINY), "iter-10")
+    worker.thread.start()
+    wait_until(lambda: len(made) == min(2 + failures, 4))
+    assert first.cache is None
+    if failures == 3:
+        worker.thread.join(DEADLINE)
+        assert worker.status == str(worker.error) == "the engine cannot start (no room): try fewer --slots"
+    else:
+        wait_until(lambda: worker.engine is not first)
+        assert worker.status == "ok" and worker.model is model and worker.version == "iter-5"
+        assert worker.refused.startswith("iter-10 is not served: the engine cannot start (no room)")
+        worker.stop()
 
 
 # --- one in a process of its own --------------------------------------------------------------------------

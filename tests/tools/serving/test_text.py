@@ -1,9 +1,12 @@
 """Tokens to text: parts that are whole characters without the stop string."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from data.writer import load_tokenizer
-from tools.serving.text import Continuation, read_prompt
+from tools.serving.completions import Answer
+from tools.serving.text import Continuation, Token, read_prompt
 
 TEXT = "the é€🙂 brown\n"
 
@@ -63,3 +66,10 @@ def test_an_echo_is_the_prompt_as_it_was_written(sentencepiece):
         text, tokens = read_prompt(sentencepiece, ids, echo=True)
         assert text == prompt and [token.id for token in tokens] == ids.tolist()
     assert read_prompt(sentencepiece, ids)[0] == "<s> iH€"  # as a look inside shows its tokens
+
+
+def test_of_alternatives_with_the_same_text_the_likeliest_is_told():
+    answer = Answer.__new__(Answer)
+    answer.served = SimpleNamespace(tokenizer=SimpleNamespace(bytes_of=lambda i: b"b" if i == 2 else b"a"))
+    told = answer.top(Token(3, 0, 1, -3.0, [(0, -0.5), (1, -1.0), (2, -2.0)]), 3)
+    assert told == {"a": -0.5, "b": -2.0}
