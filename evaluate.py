@@ -45,6 +45,9 @@ from rewards.answers import Sampler, draw
 from runs.checkpoint import latest_manifest
 from runs.load import is_run, load_model, tokenizer_of
 
+OF_TEXT = ("dataset", "split", "block_size", "stride", "batch_size", "add_special_tokens")
+OF_QUESTIONS = ("questions", "max_new_tokens", "beside")
+
 
 @dataclass(frozen=True)
 class EvaluateOptions(ModelOptions):
@@ -69,6 +72,12 @@ class EvaluateOptions(ModelOptions):
     num_processes: Count | None = None  # how many processes evaluate together
     process_id: NonNegativeInt | None = None  # number of this process, from 0
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in OF_TEXT if self.tasks else OF_QUESTIONS:
+            if getattr(self, name) != getattr(EvaluateOptions, name):
+                raise UserError(f"--{name} is not used with{'' if self.tasks else 'out'} --tasks: leave it out")
 
 
 def main(argv: list[str]) -> None:

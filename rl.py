@@ -20,7 +20,8 @@ all tokens. The gradient is REINFORCE's, with the mean reward of the group as it
 from config.command_line import Count, Name, NonNegative, UserError, command, take_options  # isort: split
 
 import json
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -50,6 +51,7 @@ from training.lora import merge, partition_trainable, without_adapters
 from training.state import TrainState
 from training.step import update
 
+UNUSED = {"dropout", "eval_iters", "sampling", "pipeline_schedule", "virtual_stages"}  # of train.py's options
 SHOWN = 2  # questions of each task whose answers the page shows, as they are at each evaluation
 
 
@@ -179,13 +181,18 @@ def take_step(
     return state, metrics | jax.tree.map(jnp.asarray, report)
 
 
-def examine(model: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> dict[str, float]:
-    """Return the mean reward of greedy answers to held-out questions, by task."""
+def examine(
+    model: GPT, i: int, own: RewardOptions, sampler: Sampler, reward: Reward
+) -> tuple[float, dict[str, float]]:
+    """Print and return the mean reward of greedy answers to held-out questions, and that of each task."""
     means = {}
     for task in own.tasks.split(","):
         asked = list(islice(questions(task, "test", 0), own.tested))
         means[task] = float(draw(model, asked, jax.random.key(0), sampler, reward, GREEDY).rewards.mean())
-    return means
+    mean = sum(means.values()) / len(means)
+    of_tasks = ", ".join(f"{task} {each:.3f}" for task, each in means.items())
+    print(f"iter {i}: reward {mean:.3f} on held-out questions ({of_tasks})", flush=True)
+    return mean, means
 
 
 def rollouts(model: GPT, start: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> list[dict]:
@@ -221,23 +228,34 @@ def main(argv: list[str]) -> int:
         print(__doc__)
     values, words = take_options(argv, RewardOptions)
     options = parse_options(words, shape_of_weights, saved_options)
-    with on_devices(options), locked(options.out_dir):
+    for name in UNUSED & take_options(words, Options)[0].keys():  # configs for train.py may have them
+        raise UserError(f"--{name}: learning from rewards does not use it: leave it out")
+    with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         own = kept_options(options, values)
         check(options, own)
         reward = load_reward(own.reward)
         run = open_run(options)
         with stop_signals() as stop_asked:
             state, manifest = starting_state(run)
+            sampler = Sampler(tokenizer_of(manifest.tokenizer, "resume", options.out_dir), own.max_new_tokens)
+            if options.eval_only:  # the model that learning would begin with
+                examine(merge(state.model), int(state.step), own, sampler, reward)
+                return stop_asked()
             write_whole(Path(options.out_dir, "rewards.json"), json.dumps(asdict(own), indent=1) + "\n")
-            return learn(run, own, state, manifest, reward, stop_asked)
+            return learn(run, own, state, manifest, sampler, reward, stop_asked)
 
 
 def learn(
-    run: Run, own: RewardOptions, state: TrainState, manifest: Manifest, reward: Reward, stop_asked
+    run: Run,
+    own: RewardOptions,
+    state: TrainState,
+    manifest: Manifest,
+    sampler: Sampler,
+    reward: Reward,
+    stop_asked: Callable[[], int],
 ) -> int:
     """Learn until max_iters and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
-    sampler = Sampler(tokenizer_of(manifest.tokenizer, "resume", options.out_dir), own.max_new_tokens)
     start = load_weights(own.start, without_adapters(run.shapes.model))
     shown = Path(options.out_dir, "rollouts.jsonl")
     i, status = int(state.step), 0
@@ -250,11 +268,10 @@ def learn(
             model = merge(state.model)
             if (i % options.eval_interval == 0 or i == options.max_iters) and loss is None:
                 metrics.catch_up()
-                means = examine(model, own, sampler, reward)
-                loss = 1 - sum(means.values()) / len(means)
+                mean, means = examine(model, i, own, sampler, reward)
+                loss = 1 - mean
                 examined = {f"test/{task}": mean for task, mean in means.items()}
                 metrics.write({"iter": i, "val/loss": loss} | examined)
-                print(f"iter {i}: reward {1 - loss:.3f} on held-out questions", flush=True)
                 with shown.open("a") as file:
                     for line in rollouts(model, start, own, sampler, reward):
                         file.write(json.dumps({"iter": i} | line) + "\n")

@@ -186,6 +186,21 @@ def test_a_run_has_the_template_that_made_its_conversations_not_its_bases(base, 
     assert load_run(str(base / "run"))[1].tokenizer["uses"]["chat_template"] != template
 
 
+def test_eval_only_scores_once_and_writes_nothing(base, learned, capsys):
+    def files():
+        return {path: path.read_bytes() for path in learned.rglob("*") if path.is_file()}
+
+    before = files()
+    assert learn(base, learned, eval_only=True, tasks="add", seed=5) == 0  # the start, whatever is in out_dir
+    assert learn(base, base / "nowhere", eval_only=True) == 0 and not (base / "nowhere").exists()
+    again = dict(out_dir=learned, init_from="resume", eval_only=True, max_iters=9)
+    assert rl.main(words(**again, reward=f"{base}/short.py:short")) == 0
+    assert files() == before
+    last = [r["test/add"] for r in records(learned) if "test/add" in r][-1]
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iter ")]
+    assert len(printed) == 3 and printed[-1].startswith("iter 4: reward -") and f"add {last:.3f}" in printed[-1]
+
+
 @pytest.mark.slow
 def test_a_run_learns_what_is_rewarded(base, tmp_path):
     (tmp_path / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
@@ -245,6 +260,7 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, bas
         ),
         (dict(group=3), "--group=3 does not divide the 16 answers of a step: change --batch_size"),
         (dict(reward="mine.py:check"), "--reward=mine.py:check: cannot be loaded (FileNotFoundError: "),
+        (dict(dropout=0.1), "--dropout: learning from rewards does not use it: leave it out"),
         (dict(max_new_tokens=90), " and with --max_new_tokens=90 more than block_size=96: give fewer"),
     ],
 )
