@@ -77,7 +77,8 @@ class EvaluateOptions(ModelOptions):
         super().__post_init__()
         for name in OF_TEXT if self.tasks else OF_QUESTIONS:
             if getattr(self, name) != getattr(EvaluateOptions, name):
-                raise UserError(f"--{name} is not used with{'' if self.tasks else 'out'} --tasks: leave it out")
+                where = "with" if self.tasks else "without"
+                raise UserError(f"--{name} is not used {where} --tasks: leave it out")
 
 
 def main(argv: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Learn from rewards: draw answers, score them, and make those likelier that score above their group's mean.
 
     python rl.py --init_from=out-chat --dataset=data/chat --out_dir=out-rl --tasks=add,reverse --max_iters=200
-    python rl.py --init_from=resume --out_dir=out-rl
+    python rl.py --init_from=resume --out_dir=out-rl        with --reward again, if it has one of your own
 
 It takes train.py's options: a step has gradient_accumulation_steps x batch_size answers, `group` of them to
 each question. It is on policy: a step learns from answers that its own weights drew, at temperature 1 from
@@ -17,12 +17,12 @@ all tokens. The gradient is REINFORCE's, with the mean reward of the group as it
     --tested=50             questions of each task at an evaluation, answered greedily
 """
 
-from config.command_line import Count, Name, NonNegative, UserError, command, take_options  # isort: split
+from config.command_line import command  # isort: split
 
 import json
 from collections.abc import Callable
-from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -35,7 +35,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
+from pydantic_core import from_json
 
+from config.command_line import Count, Name, NonNegative, UserError, check_values, take_options
 from config.files import read_json, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
 from data.tasks import TASKS, mixed, questions
@@ -43,8 +45,17 @@ from generation.decode import GREEDY
 from model import GPT
 from parallel.machines import on_devices
 from rewards.answers import Answer, Draws, Reward, Sampler, draw, load_reward
-from runs.checkpoint import Manifest, saved_options
-from runs.load import Run, load_weights, open_run, shape_of_weights, starting_state, tokenizer_of
+from runs.checkpoint import Manifest, fingerprint, saved_options
+from runs.load import (
+    Run,
+    changed,
+    lasting,
+    load_weights,
+    open_run,
+    shape_of_weights,
+    starting_state,
+    tokenizer_of,
+)
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
 from training.lora import merge, partition_trainable, without_adapters
@@ -63,7 +74,14 @@ class RewardOptions:
     max_new_tokens: Count = 32
     kl: NonNegative = 0.0
     tested: Count = 50
-    start: Name = ""  # the weights that learning began with; set from init_from
+
+
+@dataclass(frozen=True)
+class Kept(RewardOptions):
+    """What rewards.json says."""
+
+    start: Name = "scratch"  # the weights that learning began with
+    fingerprint: str = ""  # of these; older runs have none
 
 
 # Sample, score, weigh, step
@@ -241,8 +259,13 @@ def main(argv: list[str]) -> int:
             if options.eval_only:  # the model that learning would begin with
                 examine(merge(state.model), int(state.step), own, sampler, reward)
                 return stop_asked()
+            start = load_weights(own.start, without_adapters(run.shapes.model))
+            known = fingerprint(start)
+            if own.fingerprint not in ("", known):
+                raise changed(f"{options.out_dir}: it began with", own.start)
+            own = replace(own, fingerprint=known)
             write_whole(Path(options.out_dir, "rewards.json"), json.dumps(asdict(own), indent=1) + "\n")
-            return learn(run, own, state, manifest, sampler, reward, stop_asked)
+            return learn(run, own, state, manifest, start, sampler, reward, stop_asked)
 
 
 def learn(
@@ -250,13 +273,13 @@ def learn(
     own: RewardOptions,
     state: TrainState,
     manifest: Manifest,
+    start: GPT,
     sampler: Sampler,
     reward: Reward,
     stop_asked: Callable[[], int],
 ) -> int:
     """Learn until max_iters and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
-    start = load_weights(own.start, without_adapters(run.shapes.model))
     shown = Path(options.out_dir, "rollouts.jsonl")
     i, status = int(state.step), 0
     loss = checkpoints.loss(i) if run.resuming else None  # 1 - the reward of step i's model, examined
@@ -295,30 +318,40 @@ def learn(
 
 
 def keep_lines(path: Path, end: int) -> None:
-    """Drop from the file what the run does again: the evaluations from iteration `end` on."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() and end else []
-    entire = [line for line in lines if line.endswith("\n")]  # a killed run may leave a part of one
-    write_whole(path, "".join(line for line in entire if json.loads(line)["iter"] < end))
+    """Drop damaged lines, and what the run does again: the evaluations from iteration `end` on."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() and end else []
+    write_whole(path, "".join(line.decode() for line in lines if -1 < iteration_of(line) < end))
 
 
-def kept_options(options: Options, values: dict[str, Any]) -> RewardOptions:
+def iteration_of(line: bytes) -> int:
+    """Return the iteration of a line of rollouts.jsonl; -1: it is damaged."""
+    with suppress(ValueError, TypeError, KeyError):
+        i = from_json(line)["iter"]
+        return i if type(i) is int and line.endswith(b"\n") else -1
+    return -1
+
+
+def kept_options(options: Options, values: dict[str, Any]) -> Kept:
     """Return the options of rewards; a resumed run keeps those that it began with. Raises UserError."""
     path = Path(options.out_dir, "rewards.json")
     if options.init_from not in RESUMING:
-        return RewardOptions(**dict[str, Any](values, start=options.init_from))
+        return Kept(**values, start=lasting(options.init_from))
     with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError):
-        saved = read_json(path) if path.exists() else {}
+        saved = read_json(path)
+    if not isinstance(saved, dict):
+        raise UserError(f"{path}: expected a JSON object of options: restore it, or begin another run")
+    kept = Kept(**check_values(saved, f"{path}: ", Kept))
     for name, value in values.items():
-        if saved.get(name, value) != value:
-            raise UserError(
-                f"{name}={value}, but {path} has {saved[name]}: leave it out, or begin another run"
-            )
-    return RewardOptions(**saved | values)
+        if (theirs := getattr(kept, name)) != value:
+            raise UserError(f"{name}={value}, but {path} has {theirs}: leave it out, or begin another run")
+    if kept.reward != values.get("reward"):  # the folder may be somebody else's
+        raise UserError(f"{path}: to run the code of its reward, give --reward={kept.reward}")
+    return kept
 
 
-def check(options: Options, own: RewardOptions) -> None:
+def check(options: Options, own: Kept) -> None:
     """Raise UserError for options that do not fit together."""
-    if options.init_from == "scratch":
+    if own.start == "scratch":
         raise UserError("rewards are for a model that answers: name it, as in --init_from=out-chat")
     rows = options.gradient_accumulation_steps * options.batch_size
     if rows % own.group:

@@ -1,6 +1,7 @@
 """rl.py: its gradient is REINFORCE's, the sampler is the trainer, a run resumes to the bit."""
 
 import json
+import shutil
 from itertools import islice
 
 import jax
@@ -144,13 +145,63 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
             assert moved < 1e-4 if line["iter"] == 0 else moved > 1e-3
 
 
-def test_what_a_killed_run_left_in_part_is_dropped_or_named(base, tmp_path):
-    (tmp_path / "rollouts.jsonl").write_text('{"iter": 0}\n{"iter": 2}\n{"iter": 2, "ta')
+def test_what_a_killed_run_left_in_part_is_dropped(tmp_path):
+    """Damaged lines, too, as of metrics.jsonl."""
+    damaged = b'{"iter": 1\n[]\n{"iter": "1"}\n{"iter": -5}\n{}\n\xff\n{"iter": NaN}\n'
+    (tmp_path / "rollouts.jsonl").write_bytes(b'{"iter": 0}\n' + damaged + b'{"iter": 2}\n{"iter": 0, "ta')
     rl.keep_lines(tmp_path / "rollouts.jsonl", 2)
     assert (tmp_path / "rollouts.jsonl").read_text() == '{"iter": 0}\n'
-    (tmp_path / "rewards.json").write_text('{"tasks": ')
-    text = refusal(rl.main, words(out_dir=tmp_path, init_from="resume", device="cpu"))
-    assert "rewards.json: cannot be read (" in text
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ("", "rewards.json: cannot be read ("),
+        ('{"tasks": ', "rewards.json: cannot be read ("),
+        ("[]", "rewards.json: expected a JSON object of options"),
+        (dict(group="4"), "rewards.json: group is '4': "),
+        (dict(group=0), "rewards.json: group is 0: "),
+        (dict(kl=float("nan")), "rewards.json: kl is nan: "),
+        (dict(tested=None), "rewards.json: tested is None: "),
+        (dict(tasks="add,spell"), "task spell: unknown"),
+        (dict(surprise=1), "rewards.json: surprise is not an option"),
+        (dict(start=5), "rewards.json: start is 5: "),
+        (dict(start="scratch"), "rewards are for a model that answers"),
+        (dict(fingerprint="0"), ": it began with other weights than "),
+    ],
+)
+def test_a_damaged_rewards_json_is_one_line(change, says, base, learned, tmp_path):
+    out = shutil.copytree(learned, tmp_path / "out")
+    saved = json.loads((out / "rewards.json").read_text())
+    text = change if isinstance(change, str) else json.dumps(saved | change)
+    (out / "rewards.json").write_text(text)
+    again = words(out_dir=out, init_from="resume", reward=saved["reward"], max_iters=5)
+    assert says in refusal(rl.main, again)
+
+
+def test_a_folder_runs_no_code_that_the_command_line_does_not_name(base, learned, tmp_path):
+    out = shutil.copytree(learned, tmp_path / "out")
+    saved = json.loads((out / "rewards.json").read_text())
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ncheck = lambda *_: 0.0\n")
+    evil = f"{tmp_path}/evil.py:check"
+    (out / "rewards.json").write_text(json.dumps(saved | {"reward": evil}))
+    again = words(out_dir=out, init_from="resume", max_iters=5)
+    assert f"to run the code of its reward, give --reward={evil}" in refusal(rl.main, again)
+    assert f"reward=None, but {out}/rewards.json has " in refusal(rl.main, [*again, "--reward=None"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_whose_start_is_another_now_is_refused(base, learned, tmp_path):
+    start, out = (shutil.copytree(base / name, tmp_path / name) for name in ("run", "learned"))
+    saved = json.loads((out / "rewards.json").read_text())
+    assert saved["start"] == str(base / "run")
+    (out / "rewards.json").write_text(json.dumps(saved | {"start": str(start)}))
+    again = words(out_dir=out, init_from="resume", reward=saved["reward"], max_iters=4)
+    assert rl.main(again) == 0  # another folder with the same weights
+    shutil.rmtree(start)
+    shutil.copytree(learned, start)
+    text = refusal(rl.main, again)
+    assert text.startswith(f"{out}: it began with other weights than {start} has now: put those back")
 
 
 def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, capsys):
@@ -198,7 +249,8 @@ def test_eval_only_scores_once_and_writes_nothing(base, learned, capsys):
     assert files() == before
     last = [r["test/add"] for r in records(learned) if "test/add" in r][-1]
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iter ")]
-    assert len(printed) == 3 and printed[-1].startswith("iter 4: reward -") and f"add {last:.3f}" in printed[-1]
+    assert len(printed) == 3 and printed[-1].startswith("iter 4: reward -")
+    assert f"add {last:.3f}" in printed[-1]
 
 
 @pytest.mark.slow
