@@ -35,7 +35,7 @@ from tqdm import tqdm
 from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
-from data.tasks import TASKS, Question, questions
+from data.tasks import Question, named_tasks, questions
 from data.tokenizer import decoded, document_start, end_of_text, same_tokens
 from generation.decode import GREEDY, PLAIN
 from model import GPT
@@ -180,7 +180,7 @@ def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
     """Print and return each model's shares of right answers, by task. Raises UserError."""
     if jax.sharding.get_mesh().size > 1:
         raise UserError("--tasks is answered on one device: give --mesh=data:1")
-    tasks = list(TASKS) if options.tasks in (None, "all") else options.tasks.split(",")
+    tasks = named_tasks(options.tasks)
     asked = {task: list(islice(questions(task, "test", 0), options.questions)) for task in tasks}
     own = options.out_dir if options.init_from == "resume" else options.init_from
     results = {}

@@ -27,7 +27,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
 import equinox as eqx
 import jax
@@ -35,12 +35,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
+from pydantic import Field
 from pydantic_core import from_json
 
 from config.command_line import Count, Name, NonNegative, UserError, check_values, take_options
 from config.files import read_json, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
-from data.tasks import TASKS, mixed, questions
+from data.tasks import mixed, named_tasks, questions
 from generation.decode import GREEDY
 from model import GPT
 from parallel.machines import on_devices
@@ -68,9 +69,9 @@ SHOWN = 2  # questions of each task whose answers the page shows, as they are at
 
 @dataclass(frozen=True)
 class RewardOptions:
-    tasks: Name = ",".join(TASKS)
+    tasks: Name = "all"
     reward: Name | None = None
-    group: Count = 8
+    group: Annotated[Count, Field(ge=2)] = 8
     max_new_tokens: Count = 32
     kl: NonNegative = 0.0
     tested: Count = 50
@@ -90,7 +91,9 @@ class Kept(RewardOptions):
 def ask(model: GPT, i: int, options: Options, own: RewardOptions, sampler: Sampler, reward: Reward) -> Draws:
     """Draw step i's answers, `group` to each question, and score them."""
     answers = options.gradient_accumulation_steps * options.batch_size
-    drawn = islice(mixed(own.tasks.split(","), "train", options.seed, i), answers // own.group)
+    n = answers // own.group
+    # Each step goes on with the tasks where the one before ended.
+    drawn = islice(mixed(named_tasks(own.tasks), "train", options.seed, i, first=i * n), n)
     asked = [question for question in drawn for _ in range(own.group)]
     return draw(model, asked, jax.random.fold_in(jax.random.key(options.seed), i), sampler, reward)
 
@@ -204,8 +207,8 @@ def examine(
 ) -> tuple[float, dict[str, float]]:
     """Print and return the mean reward of greedy answers to held-out questions, and that of each task."""
     means = {}
-    for task in own.tasks.split(","):
-        asked = list(islice(questions(task, "test", 0), own.tested))
+    for task in named_tasks(own.tasks):
+        asked = list(islice(questions(task, "val", 0), own.tested))
         means[task] = float(draw(model, asked, jax.random.key(0), sampler, reward, GREEDY).rewards.mean())
     mean = sum(means.values()) / len(means)
     of_tasks = ", ".join(f"{task} {each:.3f}" for task, each in means.items())
@@ -215,7 +218,7 @@ def examine(
 
 def rollouts(model: GPT, start: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> list[dict]:
     """Draw groups of answers to held-out questions, the same at each evaluation: for serve.py's page."""
-    shown = [q for task in own.tasks.split(",") for q in islice(questions(task, "test", 0), SHOWN)]
+    shown = [q for task in named_tasks(own.tasks) for q in islice(questions(task, "val", 0), SHOWN)]
     asked = [question for question in shown for _ in range(own.group)]
     _, answers, rewards = draw(model, asked, jax.random.key(0), sampler, reward)
     x, y = rows_of(answers, model.config.block_size)
@@ -293,7 +296,7 @@ def learn(
                 metrics.catch_up()
                 mean, means = examine(model, i, own, sampler, reward)
                 loss = 1 - mean
-                examined = {f"test/{task}": mean for task, mean in means.items()}
+                examined = {f"val/{task}": mean for task, mean in means.items()}
                 metrics.write({"iter": i, "val/loss": loss} | examined)
                 with shown.open("a") as file:
                     for line in rollouts(model, start, own, sampler, reward):
@@ -360,8 +363,7 @@ def check(options: Options, own: Kept) -> None:
         )
     if jax.sharding.get_mesh().size > 1:
         raise UserError("rewards are learned from on one device: give --mesh=data:1")
-    for task in own.tasks.split(","):
-        next(questions(task, "train", 0))
+    named_tasks(own.tasks)
 
 
 if __name__ == "__main__":

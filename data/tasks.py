@@ -25,7 +25,7 @@ from config.command_line import Count, Fraction, Name, Seed, UserError, command,
 from config.files import write_whole
 from data.documents import in_validation
 
-Split = Literal["train", "test"]
+Split = Literal["train", "val", "test"]  # val chooses among a run's checkpoints, and test reports
 Draw = Callable[[np.random.Generator], tuple[str, str, str]]  # of a subject, a question and its answer
 MONTHS = (  # in English, whatever the user's language
     *("January", "February", "March", "April", "May", "June"),
@@ -199,16 +199,33 @@ def questions(task: str, split: Split, *seed: int) -> Iterator[Question]:
     """Yield questions of a task without end, each of a subject of the split. Raises UserError for no task."""
     if task not in TASKS:
         raise UserError(f"task {task}: unknown; known are {', '.join(TASKS)}")
-    random = np.random.default_rng([*seed, *task.encode(), split == "test"])
+    random = np.random.default_rng([*seed, *task.encode(), split != "train"])
     while True:
         subject, text, answer = TASKS[task](random)
-        if in_validation(f"{task} {subject}".encode(), TESTED) == (split == "test"):
+        if split_of(f"{task} {subject}".encode()) == split:
             yield Question(task, subject, text, answer)
 
 
-def mixed(tasks: list[str], split: Split, *seed: int) -> Iterator[Question]:
-    """Yield questions of several tasks by turns."""
-    drawn = [questions(task, split, *seed) for task in tasks]
+def split_of(subject: bytes) -> Split:
+    if not in_validation(subject, TESTED):
+        return "train"
+    return "val" if in_validation(subject, TESTED / 2) else "test"
+
+
+def named_tasks(text: str | None) -> list[str]:
+    """Return the tasks of a text such as "add,date"; all for None or "all". Raises UserError."""
+    names = list(TASKS) if text in (None, "all") else text.split(",")
+    for name in names:
+        next(questions(name, "train"))
+    if len({*names}) < len(names):
+        raise UserError(f"--tasks={text}: name each task once")
+    return names
+
+
+def mixed(tasks: list[str], split: Split, *seed: int, first: int = 0) -> Iterator[Question]:
+    """Yield questions of several tasks by turns, beginning with turn `first`."""
+    first %= len(tasks)
+    drawn = [questions(task, split, *seed) for task in tasks[first:] + tasks[:first]]
     while True:
         yield from map(next, drawn)
 
@@ -222,7 +239,7 @@ class TaskOptions:
 
     to: Name | None = None  # the .jsonl file
     n: Count = 20000  # conversations
-    tasks: Name | None = None  # names with commas between them; None: all
+    tasks: Name | None = None  # names with commas between them; None, all: every task
     wrong: Fraction = 0.0  # share of the conversations whose answer is that of another question
     seed: Seed = 1  # for the questions
 
@@ -231,7 +248,7 @@ def main(argv: list[str]) -> None:
     options = TaskOptions(**given(argv, TaskOptions))
     if options.to is None:
         raise UserError("--to=<file>.jsonl is needed; see --help")
-    tasks = options.tasks.split(",") if options.tasks else list(TASKS)
+    tasks = named_tasks(options.tasks)
     drawn = list(islice(mixed(tasks, "train", options.seed), options.n))
     others = drawn[-len(tasks) :] + drawn  # the question of the same task before each
     wrong = np.random.default_rng(options.seed).random(options.n) < options.wrong

@@ -145,6 +145,23 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
             assert moved < 1e-4 if line["iter"] == 0 else moved > 1e-3
 
 
+def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns(base, tmp_path):
+    three = dict(tasks="add,count,reverse", gradient_accumulation_steps=1, group=4, max_iters=3, tested=1)
+    learn(base, tmp_path / "out", **three)  # two questions a step
+    asked = [
+        {name for name in r if name.startswith("reward/")} for r in records(tmp_path / "out") if "ms" in r
+    ]
+    add, count, reverse = "reward/add", "reward/count", "reward/reverse"
+    assert asked == [{add, count}, {reverse, add}, {count, reverse}]
+
+
+def test_what_chooses_the_best_checkpoint_is_not_what_evaluate_reports(learned):
+    lines = [json.loads(line) for line in (learned / "rollouts.jsonl").read_text().splitlines()]
+    for task in ("add", "reverse"):
+        shown = {line["question"] for line in lines if line["task"] == task}
+        assert shown and not shown & {q.text for q in islice(questions(task, "test", 0), 500)}
+
+
 def test_what_a_killed_run_left_in_part_is_dropped(tmp_path):
     """Damaged lines, too, as of metrics.jsonl."""
     damaged = b'{"iter": 1\n[]\n{"iter": "1"}\n{"iter": -5}\n{}\n\xff\n{"iter": NaN}\n'
@@ -247,7 +264,7 @@ def test_eval_only_scores_once_and_writes_nothing(base, learned, capsys):
     again = dict(out_dir=learned, init_from="resume", eval_only=True, max_iters=9)
     assert rl.main(words(**again, reward=f"{base}/short.py:short")) == 0
     assert files() == before
-    last = [r["test/add"] for r in records(learned) if "test/add" in r][-1]
+    last = [r["val/add"] for r in records(learned) if "val/add" in r][-1]
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iter ")]
     assert len(printed) == 3 and printed[-1].startswith("iter 4: reward -")
     assert f"add {last:.3f}" in printed[-1]
@@ -310,6 +327,8 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, bas
             dict(init_from="scratch", n_layer=1),
             "rewards are for a model that answers: name it, as in --init_from",
         ),
+        (dict(tasks="add,reverse,add"), "--tasks=add,reverse,add: name each task once"),
+        (dict(group=1), "--group is 1: it should be greater than or equal to 2"),
         (dict(group=3), "--group=3 does not divide the 16 answers of a step: change --batch_size"),
         (dict(reward="mine.py:check"), "--reward=mine.py:check: cannot be loaded (FileNotFoundError: "),
         (dict(dropout=0.1), "--dropout: learning from rewards does not use it: leave it out"),

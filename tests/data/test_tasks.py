@@ -11,7 +11,7 @@ import pytest
 from data.tasks import LIBRARY, TASKS, Question, main, mixed, questions
 from tests.helpers import refusal
 
-SPLITS = {"train": 1000, "test": 300}  # questions; for one that is tested, ten are made
+SPLITS = {"train": 1000, "val": 200, "test": 200}  # questions; for one that is tested, twenty are made
 
 
 def draw(task, split="train", n=300, *seed):
@@ -82,13 +82,14 @@ def test_answers_are_right_and_asked_in_several_ways(task, split):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_no_subject_is_both_trained_and_tested(task):
-    trained, tested = ({q.subject for q in draw(task, split, n)} for split, n in SPLITS.items())
-    assert trained and tested and not trained & tested
+def test_no_subject_is_of_two_splits(task):
+    trained, chosen, tested = ({q.subject for q in draw(task, split, n)} for split, n in SPLITS.items())
+    assert trained and chosen and tested
+    assert not trained & tested and not trained & chosen and not chosen & tested
 
 
 def test_no_pair_of_numbers_is_added_in_training_and_tested():
-    trained, tested = (
+    trained, _, tested = (
         {frozenset(numbers(question.text)) for question in draw("add", split, n)}
         for split, n in SPLITS.items()
     )
@@ -99,6 +100,8 @@ def test_the_seed_decides():
     assert draw("date") == draw("date") != draw("date", "train", 300, 2)
     by_turns = list(islice(mixed(["add", "date"], "test", 5), 4))
     assert [question.task for question in by_turns] == ["add", "date", "add", "date"]
+    from_the_third = islice(mixed(["add", "date", "order"], "test", 5, first=5), 4)
+    assert [question.task for question in from_the_third] == ["order", "add", "date", "order"]
 
 
 def test_the_command_writes_conversations(tmp_path):
@@ -108,4 +111,5 @@ def test_the_command_writes_conversations(tmp_path):
     assert "task spell: unknown; known are add, " in refusal(
         main, [f"--to={tmp_path}/b.jsonl", "--tasks=spell"]
     )
+    assert "--tasks=add,add: name each task once" == refusal(main, [f"--to={tmp_path}/b", "--tasks=add,add"])
     assert "--to=<file>.jsonl is needed" in refusal(main, [])
