@@ -20,6 +20,7 @@ all tokens. The gradient is REINFORCE's, with the mean reward of the group as it
 from config.command_line import command  # isort: split
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -101,7 +102,10 @@ def ask(model: GPT, i: int, options: Options, own: RewardOptions, sampler: Sampl
 def advantages(rewards: Float[np.ndarray, " N"], group: int) -> Float[np.ndarray, " N"]:
     """Return how far each reward is above the mean of its group."""
     groups = rewards.reshape(-1, group)
-    return (groups - groups.mean(axis=1, keepdims=True)).ravel()
+    above = groups - groups.mean(axis=1, keepdims=True)
+    # Adam would make full steps of the mean's rounding.
+    rounding = group * np.finfo(float).eps * np.abs(groups).max(axis=1, keepdims=True)
+    return np.where(np.abs(above) > rounding, above, 0).ravel()
 
 
 def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N T"], Int[np.ndarray, "N T"]]:
@@ -189,7 +193,9 @@ def take_step(
     by_engine = np.zeros(y.shape, np.float32)
     by_engine[y >= 0] = tokens
     if own.kl:
-        apart = (by_engine - np.asarray(compiled_log_probabilities(start, x, y))).sum(-1)
+        # Both by one program: else rounding would be a reward, of which Adam makes full steps.
+        now, before = (np.asarray(compiled_log_probabilities(m, x, y)) for m in (merge(state.model), start))
+        apart = (now - before).sum(-1)
         rewards = rewards - own.kl * apart
         report["kl"] = apart.sum() / len(tokens)  # nats a token
     above = advantages(rewards, own.group)
@@ -286,6 +292,7 @@ def learn(
     shown = Path(options.out_dir, "rollouts.jsonl")
     i, status = int(state.step), 0
     loss = checkpoints.loss(i) if run.resuming else None  # 1 - the reward of step i's model, examined
+    taught = loss is None  # whether any answer of this interval had an advantage
     with closing(Metrics(options, i, run.config, 1, evaluated=loss is not None)) as metrics:
         if options.overwrite:
             checkpoints.delete_all()
@@ -294,6 +301,10 @@ def learn(
             model = merge(state.model)
             if (i % options.eval_interval == 0 or i == options.max_iters) and loss is None:
                 metrics.catch_up()
+                if not taught:
+                    what = "since the last evaluation all answers to a question had the same reward"
+                    print(f"note: iter {i}: {what}: nothing was learned", file=sys.stderr)
+                taught = False
                 mean, means = examine(model, i, own, sampler, reward)
                 loss = 1 - mean
                 examined = {f"val/{task}": mean for task, mean in means.items()}
@@ -311,6 +322,7 @@ def learn(
             state, report = take_step(state, drawn, options, own, start)
             metrics.speed.tokens = sum(len(answer.prompt) + len(answer.tokens) for answer in drawn.answers)
             metrics.step(i, report)
+            taught = taught or bool(report["weighted"] > 0)
             i, loss = i + 1, None
         metrics.catch_up()
         if status:

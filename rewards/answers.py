@@ -1,6 +1,5 @@
 """Draw a model's answers to questions (data/tasks.py), and score them."""
 
-import math
 import runpy
 import signal
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from config.command_line import UserError
+from config.command_line import FLOAT32, UserError
 from config.files import first_line
 from data.conversations import Renderer
 from data.tasks import Question
@@ -113,19 +112,23 @@ def score(reward: Reward, question: Question, text: str) -> float:
     try:
         with patience(PATIENCE):
             value = float(reward(question, text))
-    except Exception as error:
+    except (Exception, SystemExit, OutOfTime) as error:
         raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}: mend --reward") from None
-    if not math.isfinite(value):
-        raise UserError(f"{what} is {value}: it should be a number")
+    if not abs(value) <= FLOAT32:
+        raise UserError(f"{what} is {value}: it should be a number, of at most {FLOAT32:g}")
     return value
+
+
+class OutOfTime(BaseException):
+    """Is no Exception, which a reward may catch."""
 
 
 @contextmanager
 def patience(seconds: float):
-    """Raise TimeoutError within after so many seconds, where the system has an alarm."""
+    """Raise OutOfTime within after so many seconds, where the system has an alarm."""
 
     def ring(*_):
-        raise TimeoutError(f"it took over {seconds} seconds")
+        raise OutOfTime(f"it took over {seconds} seconds")
 
     if not hasattr(signal, "SIGALRM"):
         yield
@@ -146,6 +149,6 @@ def load_reward(text: str | None) -> Reward:
     path, _, name = text.rpartition(":")
     try:
         return runpy.run_path(path)[name]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"--reward={text}: cannot be loaded ({why}): give FILE.py:FUNCTION") from None

@@ -74,6 +74,10 @@ def logprobs_after(model, ids) -> np.ndarray:
 def test_advantages_are_rewards_less_the_mean_of_their_group():
     found = rl.advantages(np.array([1.0, 0.0, 0.0, 1.0, 5.0, 5.0]), 2)
     assert found.tolist() == [0.5, -0.5, -0.5, 0.5, 0.0, 0.0]
+    for reward in (0.1, -0.7, 1e-20, 1e30):  # whose mean, of six, is rounded
+        assert not rl.advantages(np.full(6, reward), 6).any()
+    small = rl.advantages(np.array([1.0, 1.0 + 1e-9]), 2)
+    np.testing.assert_allclose(small, [-0.5e-9, 0.5e-9], rtol=1e-6)
 
 
 def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
@@ -143,6 +147,18 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
             np.testing.assert_allclose(answer["before"], expected, atol=1e-4)
             moved = np.abs(np.array(answer["before"]) - answer["logprobs"]).max()
             assert moved < 1e-4 if line["iter"] == 0 else moved > 1e-3
+
+
+def test_a_run_without_advantages_moves_no_weight_and_says_so(base, tmp_path, capsys):
+    """At the start log p is that of the start, to the bit: Adam would make full steps of its rounding."""
+    (tmp_path / "same.py").write_text("def same(question, text):\n    return 0.1\n")
+    run = dict(reward=f"{tmp_path}/same.py:same", kl=0.5, learning_rate=1e-2, weight_decay=0, max_iters=3)
+    learn(base, tmp_path / "out", **run)
+    assert_same_bits(*(load_run(str(out), dtype="float32")[0] for out in (base / "run", tmp_path / "out")))
+    steps = [r for r in records(tmp_path / "out") if "ms" in r]
+    assert [(r["weighted"], r["kl"]) for r in steps] == [(0, 0)] * 3
+    notes = [line for line in capsys.readouterr().err.splitlines() if "had the same reward" in line]
+    assert [line.split(": ")[:2] for line in notes] == [["note", "iter 2"], ["note", "iter 3"]]
 
 
 def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns(base, tmp_path):
@@ -309,7 +325,13 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
         ("raise KeyError('x')", "the reward of an answer to 'How much is "),
         ("return float('nan')", " is nan: it should be a number"),
         ("return 'good'", "ValueError: could not convert string to float: 'good'"),
-        ("while True: pass", "TimeoutError: it took over 0.2 seconds: mend --reward"),
+        ("return 1e308", " is 1e+308: it should be a number, of at most 3.4e+38"),
+        ("raise SystemExit(0)", ": SystemExit: 0: mend --reward"),
+        (
+            "try:\n        while True: pass\n    except Exception:\n        return 1",
+            "OutOfTime: it took over 0.2 seconds: mend --reward",
+        ),
+        ("while True: pass", "OutOfTime: it took over 0.2 seconds: mend --reward"),
     ],
 )
 def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, base, tmp_path, monkeypatch):
@@ -317,6 +339,9 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, bas
     (tmp_path / "mine.py").write_text(f"def check(question, text):\n    {code}\n")
     text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
     assert text.startswith("the reward of an answer to '") and says.split("'How")[0] in text
+    (tmp_path / "mine.py").write_text("raise SystemExit(0)")
+    text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
+    assert "cannot be loaded (SystemExit: 0)" in text
 
 
 @pytest.mark.parametrize(
