@@ -124,10 +124,10 @@ def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N 
 
 
 def log_probabilities(
-    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"]
+    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"], V: int
 ) -> Float[Array, "B T"]:
-    """Compute log p of each target; 0 where there is none."""
-    logprobs = jax.nn.log_softmax(model(jnp.asarray(x)).astype(jnp.float32))
+    """Compute log p of each target among the V tokens that are drawn; 0 where there is none."""
+    logprobs = jax.nn.log_softmax(model(jnp.asarray(x))[..., :V].astype(jnp.float32))
     chosen = jnp.take_along_axis(logprobs, jnp.maximum(y, 0)[..., None], -1)[..., 0]
     return jnp.where(y >= 0, chosen, 0)
 
@@ -136,7 +136,7 @@ compiled_log_probabilities = eqx.filter_jit(log_probabilities)
 
 
 def policy_gradient(
-    weights: GPT, frozen: GPT, x, y, weights_of_rows
+    weights: GPT, frozen: GPT, x, y, weights_of_rows, V: int
 ) -> tuple[Float[Array, ""], GPT, Float[Array, "A B T"]]:
     """Return the sum of -weight x log p(answer), its gradients, and log p of each target.
 
@@ -145,7 +145,7 @@ def policy_gradient(
 
     @partial(eqx.filter_value_and_grad, has_aux=True)
     def of_microbatch(weights, x, y, of_rows):
-        logprobs = log_probabilities(eqx.combine(weights, frozen), x, y)
+        logprobs = log_probabilities(eqx.combine(weights, frozen), x, y, V)
         return -(of_rows * logprobs.sum(-1)).sum(), logprobs
 
     def add(total, microbatch):
@@ -170,14 +170,15 @@ def policy_step(
     y: Int[Array | np.ndarray, "A B T"],
     weights_of_rows: Float[Array | np.ndarray, "A B"],
     options: Options,
+    V: int,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]], Float[Array, "A B T"]]:
     """Follow the gradient of the sum of weight x log p(answer). Return log p before the step, too."""
-    loss, gradients, logprobs = policy_gradient(*partition_trainable(state.model), x, y, weights_of_rows)
+    loss, gradients, logprobs = policy_gradient(*partition_trainable(state.model), x, y, weights_of_rows, V)
     return *update(state, loss, gradients, options), logprobs
 
 
 def take_step(
-    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT
+    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT, V: int
 ) -> tuple[TrainState, dict[str, Any]]:
     """Learn from answers that the state's own weights drew. Return the next state, and what is recorded."""
     asked, answers, rewards = drawn
@@ -194,8 +195,8 @@ def take_step(
     by_engine[y >= 0] = tokens
     if own.kl:
         # Both by one program: else rounding would be a reward, of which Adam makes full steps.
-        now, before = (np.asarray(compiled_log_probabilities(m, x, y)) for m in (merge(state.model), start))
-        apart = (now - before).sum(-1)
+        now, before = (compiled_log_probabilities(model, x, y, V) for model in (merge(state.model), start))
+        apart = np.asarray(now - before, float).sum(-1)
         rewards = rewards - own.kl * apart
         report["kl"] = apart.sum() / len(tokens)  # nats a token
     above = advantages(rewards, own.group)
@@ -203,7 +204,7 @@ def take_step(
     # Answers without an advantage come last, in microbatches that are left out.
     rows = np.argsort(above == 0, kind="stable").reshape(options.gradient_accumulation_steps, -1)
     weights_of_rows = (above[rows] / (rows.size * own.max_new_tokens)).astype(np.float32)
-    state, metrics, by_trainer = policy_step(state, x[rows], y[rows], weights_of_rows, options)
+    state, metrics, by_trainer = policy_step(state, x[rows], y[rows], weights_of_rows, options, V)
     report["difference"] = np.nanmax(np.abs(by_trainer - by_engine[rows]), initial=0)  # rounding
     return state, metrics | jax.tree.map(jnp.asarray, report)
 
@@ -228,7 +229,7 @@ def rollouts(model: GPT, start: GPT, own: RewardOptions, sampler: Sampler, rewar
     asked = [question for question in shown for _ in range(own.group)]
     _, answers, rewards = draw(model, asked, jax.random.key(0), sampler, reward)
     x, y = rows_of(answers, model.config.block_size)
-    before = np.asarray(compiled_log_probabilities(start, x, y))
+    before = np.asarray(compiled_log_probabilities(start, x, y, sampler.vocab_size(start)))
     lines = [
         {
             **{"tokens": answer.tokens.tolist(), "text": answer.text},
@@ -319,7 +320,7 @@ def learn(
                 break
             with metrics.making_batch():
                 drawn = ask(model, i, options, own, sampler, reward)
-            state, report = take_step(state, drawn, options, own, start)
+            state, report = take_step(state, drawn, options, own, start, sampler.vocab_size(start))
             metrics.speed.tokens = sum(len(answer.prompt) + len(answer.tokens) for answer in drawn.answers)
             metrics.step(i, report)
             taught = taught or bool(report["weighted"] > 0)

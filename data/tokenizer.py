@@ -84,6 +84,10 @@ class Tokenizer(ABC):
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that a token stands for after other text; they may be part of a character."""
 
+    def in_common(self, vocab_size: int) -> int:
+        """Return how many tokens a model of this `vocab_size` draws from: either may have more."""
+        return min(self.vocab_size, vocab_size)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return a text. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
         return self.stream()(ids, final=True)

@@ -44,8 +44,8 @@ class Sampler:
         self, model: GPT, asked: list[Question], keys: PRNGKeyArray, settings: Settings = PLAIN
     ) -> list[Answer]:
         """Draw an answer to each question. Raises UserError for a question that is too long."""
-        prompts = [self.prompt(question, model.config.block_size) for question in asked]
-        engine = Engine(model, min(SLOTS, len(asked)), self.renderer.tokenizer.vocab_size)
+        prompts = [self.prompt(question, model) for question in asked]
+        engine = Engine(model, min(SLOTS, len(asked)), self.vocab_size(model))
         tokens, logprobs = ([[] for _ in asked] for _ in range(2))
         waiting, owner = list(range(len(asked)))[::-1], {}
 
@@ -70,8 +70,17 @@ class Sampler:
                     logprobs[owner[piece.slot]] += piece.likelihood.chosen.tolist()  # ty: ignore[missing-union-attribute]
         return [self.answer(*parts) for parts in zip(prompts, tokens, logprobs, strict=True)]
 
-    def prompt(self, question: Question, block_size: int) -> Int[np.ndarray, " P"]:
-        prompt = self.renderer.prompt(question.conversation[:1])
+    def vocab_size(self, model: GPT) -> int:
+        """Return how many tokens answers are drawn from."""
+        return self.renderer.tokenizer.in_common(model.config.vocab_size)
+
+    def prompt(self, question: Question, model: GPT) -> Int[np.ndarray, " P"]:
+        prompt, block_size = self.renderer.prompt(question.conversation[:1]), model.config.block_size
+        if (largest := prompt.max()) >= (V := self.vocab_size(model)):
+            raise UserError(
+                f"question {question.text!r} has the token {largest}, and the model knows {V}: "
+                "give it its own tokenizer"
+            )
         if len(prompt) + self.max_new_tokens > block_size:
             raise UserError(
                 f"question {question.text!r} has {len(prompt)} tokens, and with --max_new_tokens="

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import islice
 
 import jax
@@ -102,7 +103,7 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
 
     @jax.jit
     def found(model, x, y, of_rows):
-        return rl.policy_gradient(model, jax.tree.map(lambda _: None, model), x, y, of_rows)
+        return rl.policy_gradient(model, jax.tree.map(lambda _: None, model), x, y, of_rows, 300)
 
     loss, gradients = jax.jit(jax.value_and_grad(expected))(model)
     for A in (1, 4):
@@ -159,6 +160,38 @@ def test_a_run_without_advantages_moves_no_weight_and_says_so(base, tmp_path, ca
     assert [(r["weighted"], r["kl"]) for r in steps] == [(0, 0)] * 3
     notes = [line for line in capsys.readouterr().err.splitlines() if "had the same reward" in line]
     assert [line.split(": ")[:2] for line in notes] == [["note", "iter 2"], ["note", "iter 3"]]
+
+
+@pytest.fixture(scope="module")
+def padded(base):
+    """A run of a model with 400 tokens, 100 more than its tokenizer, with random weights."""
+    options = SHAPE | dict(dataset=base / "chat", out_dir=base / "padded", vocab_size=400, max_iters=0)
+    train.main(words(**options, eval_iters=1, batch_size=8, device="cpu", mesh="data:1"))
+    return base / "padded"
+
+
+def test_learning_is_on_policy_where_a_models_vocabulary_is_padded(base, padded, tmp_path):
+    """Answers are drawn from the tokenizer's tokens alone, as a step computes their probabilities."""
+    learn(base, tmp_path / "out", init_from=padded, kl=0.1, learning_rate=1e-2, max_iters=2)
+    steps = [r for r in records(tmp_path / "out") if "ms" in r]
+    assert len(steps) == 2 and all(r["difference"] < 1e-5 for r in steps)
+    model = load_run(str(padded), dtype="float32")[0]
+    for line in map(json.loads, (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()):
+        for answer in line["answers"]:
+            ids, n = [*line["prompt"], *answer["tokens"]], len(answer["tokens"])
+            nats = np.asarray(model(np.array(ids[:-1])[None])[0, -n:, :300], float)
+            expected = nats[np.arange(n), answer["tokens"]] - np.log(np.exp(nats).sum(-1))
+            np.testing.assert_allclose(answer["before"], expected, atol=1e-4)
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_answers_with_the_models_tokens(base, padded, tmp_path):
+    """As where a tokenizer got tokens that the weights do not know; a prompt that has one is refused."""
+    model, manifest, _ = load_run(str(padded))
+    sampler, keys = rl.Sampler(from_json(manifest.tokenizer), 6), jax.random.split(jax.random.key(0), 8)
+    asked = [Question("add", "", "to", "")] * 8
+    few, fewer = (replace(model.config, vocab_size=V).build(jax.random.key(0)) for V in (299, 40))
+    assert max(max(answer.tokens) for answer in sampler(few, asked, keys)) < 299
+    assert " and the model knows 40: give it its own tokenizer" in refusal(sampler, fewer, asked, keys)
 
 
 def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns(base, tmp_path):
