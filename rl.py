@@ -264,7 +264,7 @@ def main(argv: list[str]) -> int:
         reward = load_reward(own.reward)
         run = open_run(options)
         with stop_signals() as stop_asked:
-            state, manifest = starting_state(run)
+            state, manifest = starting_state(run, "reward")
             sampler = Sampler(tokenizer_of(manifest.tokenizer, "resume", options.out_dir), own.max_new_tokens)
             if options.eval_only:  # the model that learning would begin with
                 examine(merge(state.model), int(state.step), own, sampler, reward)
@@ -309,7 +309,7 @@ def learn(
                 mean, means = examine(model, i, own, sampler, reward)
                 loss = 1 - mean
                 examined = {f"val/{task}": mean for task, mean in means.items()}
-                metrics.write({"iter": i, "val/loss": loss} | examined)
+                metrics.write({"iter": i, "val/reward": mean} | examined)
                 with shown.open("a") as file:
                     for line in rollouts(model, start, own, sampler, reward):
                         file.write(json.dumps({"iter": i} | line) + "\n")

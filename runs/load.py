@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -193,11 +193,11 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
     return config
 
 
-def starting_state(run: Run) -> tuple[TrainState, Manifest]:
+def starting_state(run: Run, score: Literal["loss", "reward"] = "loss") -> tuple[TrainState, Manifest]:
     """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
     options = run.options
     meta = run.dataset.meta
-    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, sha256=meta.sha256)
+    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, score, sha256=meta.sha256)
     if run.resuming:
         return newest_valid_state(run, manifest)
     if options.init_from not in ("scratch", *RESUMING):

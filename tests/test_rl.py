@@ -257,6 +257,20 @@ def test_a_folder_runs_no_code_that_the_command_line_does_not_name(base, learned
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_score_is_a_reward_and_no_command_takes_it_for_a_loss(base, learned):
+    found = [r for r in records(learned) if "ms" not in r]
+    assert [{*r} for r in found] == [{"iter", "val/reward", "val/add", "val/reverse"}] * 2
+    assert all(r["val/reward"] == pytest.approx((r["val/add"] + r["val/reverse"]) / 2) for r in found)
+    _, manifest, _ = load_run(str(learned))
+    assert (manifest.score, manifest.best_val_loss) == ("reward", pytest.approx(1 - found[-1]["val/reward"]))
+    assert "go on with rl.py, which trained it" in refusal(
+        train.main, words(out_dir=learned, init_from="resume", max_iters=5)
+    )
+    assert "run/rewards.json: cannot be read (No such file" in refusal(
+        rl.main, words(out_dir=base / "run", init_from="resume", max_iters=5)
+    )
+
+
 def test_a_run_whose_start_is_another_now_is_refused(base, learned, tmp_path):
     start, out = (shutil.copytree(base / name, tmp_path / name) for name in ("run", "learned"))
     saved = json.loads((out / "rewards.json").read_text())
@@ -339,7 +353,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
     assert_same_bits(once, twice)
     ours, theirs = (
         [
-            {k: v for k, v in r.items() if k in ("iter", "loss", "kl", "val/loss")}
+            {k: v for k, v in r.items() if k in ("iter", "loss", "kl", "val/reward")}
             for r in records(tmp_path / out)
         ]
         for out in ("once", "twice")

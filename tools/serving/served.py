@@ -52,7 +52,7 @@ class Run:
                 manifest = checkpoints.manifest(iteration)
             except (UserError, OSError):  # damaged, or just deleted by training
                 continue
-            loss = checkpoints.loss(iteration)
+            loss = checkpoints.loss(iteration) if manifest.score == "loss" else None
             if not found:
                 self.start, self.block_size = started_from(manifest), manifest.options.block_size
                 if self.start:
