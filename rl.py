@@ -21,7 +21,6 @@ from config.command_line import command  # isort: split
 
 import json
 import sys
-from collections.abc import Callable
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -65,6 +64,7 @@ from training.state import TrainState
 from training.step import update
 
 UNUSED = {"dropout", "eval_iters", "sampling", "pipeline_schedule", "virtual_stages"}  # of train.py's options
+ALL_ALIKE = "since the last evaluation all answers to a question had the same reward"
 SHOWN = 2  # questions of each task whose answers the page shows, as they are at each evaluation
 
 
@@ -209,18 +209,16 @@ def take_step(
     return state, metrics | jax.tree.map(jnp.asarray, report)
 
 
-def examine(
-    model: GPT, i: int, own: RewardOptions, sampler: Sampler, reward: Reward
-) -> tuple[float, dict[str, float]]:
-    """Print and return the mean reward of greedy answers to held-out questions, and that of each task."""
+def examine(model: GPT, i: int, own: Kept, sampler: Sampler, reward: Reward) -> dict[str, float]:
+    """Print and return the mean rewards of greedy answers to held-out questions, of all tasks and of each."""
     means = {}
     for task in named_tasks(own.tasks):
         asked = list(islice(questions(task, "val", 0), own.tested))
-        means[task] = float(draw(model, asked, jax.random.key(0), sampler, reward, GREEDY).rewards.mean())
-    mean = sum(means.values()) / len(means)
-    of_tasks = ", ".join(f"{task} {each:.3f}" for task, each in means.items())
-    print(f"iter {i}: reward {mean:.3f} on held-out questions ({of_tasks})", flush=True)
-    return mean, means
+        drawn = draw(model, asked, jax.random.key(0), sampler, reward, GREEDY)
+        means[f"val/{task}"] = float(drawn.rewards.mean())
+    means = {"val/reward": sum(means.values()) / len(means)} | means
+    print(f"iter {i}:", ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()), flush=True)
+    return means
 
 
 def rollouts(model: GPT, start: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> list[dict]:
@@ -265,31 +263,17 @@ def main(argv: list[str]) -> int:
         run = open_run(options)
         with stop_signals() as stop_asked:
             state, manifest = starting_state(run, "reward")
-            sampler = Sampler(tokenizer_of(manifest.tokenizer, "resume", options.out_dir), own.max_new_tokens)
-            if options.eval_only:  # the model that learning would begin with
-                examine(merge(state.model), int(state.step), own, sampler, reward)
-                return stop_asked()
-            start = load_weights(own.start, without_adapters(run.shapes.model))
-            known = fingerprint(start)
-            if own.fingerprint not in ("", known):
-                raise changed(f"{options.out_dir}: it began with", own.start)
-            own = replace(own, fingerprint=known)
-            write_whole(Path(options.out_dir, "rewards.json"), json.dumps(asdict(own), indent=1) + "\n")
-            return learn(run, own, state, manifest, start, sampler, reward, stop_asked)
+            return learn(run, own, state, manifest, reward, stop_asked)
 
 
-def learn(
-    run: Run,
-    own: RewardOptions,
-    state: TrainState,
-    manifest: Manifest,
-    start: GPT,
-    sampler: Sampler,
-    reward: Reward,
-    stop_asked: Callable[[], int],
-) -> int:
+def learn(run: Run, own: Kept, state: TrainState, manifest: Manifest, reward: Reward, stop_asked) -> int:
     """Learn until max_iters and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
+    sampler = Sampler(tokenizer_of(manifest.tokenizer, "resume", options.out_dir), own.max_new_tokens)
+    if options.eval_only:  # the model that learning would begin with
+        examine(merge(state.model), int(state.step), own, sampler, reward)
+        return stop_asked()
+    start = load_start(run, own)
     shown = Path(options.out_dir, "rollouts.jsonl")
     i, status = int(state.step), 0
     loss = checkpoints.loss(i) if run.resuming else None  # 1 - the reward of step i's model, examined
@@ -303,13 +287,11 @@ def learn(
             if (i % options.eval_interval == 0 or i == options.max_iters) and loss is None:
                 metrics.catch_up()
                 if not taught:
-                    what = "since the last evaluation all answers to a question had the same reward"
-                    print(f"note: iter {i}: {what}: nothing was learned", file=sys.stderr)
+                    print(f"note: iter {i}: nothing learned: {ALL_ALIKE}", file=sys.stderr)
                 taught = False
-                mean, means = examine(model, i, own, sampler, reward)
-                loss = 1 - mean
-                examined = {f"val/{task}": mean for task, mean in means.items()}
-                metrics.write({"iter": i, "val/reward": mean} | examined)
+                means = examine(model, i, own, sampler, reward)
+                loss = 1 - means["val/reward"]
+                metrics.write({"iter": i} | means)
                 with shown.open("a") as file:
                     for line in rollouts(model, start, own, sampler, reward):
                         file.write(json.dumps({"iter": i} | line) + "\n")
@@ -331,6 +313,16 @@ def learn(
             print(f"stopped at iter {i}; resume with --out_dir={quote(options.out_dir)} --init_from=resume")
         checkpoints.wait()
     return status
+
+
+def load_start(run: Run, own: Kept) -> GPT:
+    """Load the weights that learning began with, and write rewards.json. Raises UserError for others."""
+    start = load_weights(own.start, without_adapters(run.shapes.model))
+    if own.fingerprint not in ("", found := fingerprint(start)):
+        raise changed(f"{run.options.out_dir}: it began with", own.start)
+    own = replace(own, fingerprint=found)
+    write_whole(Path(run.options.out_dir, "rewards.json"), json.dumps(asdict(own), indent=1) + "\n")
+    return start
 
 
 def keep_lines(path: Path, end: int) -> None:

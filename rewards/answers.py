@@ -76,11 +76,8 @@ class Sampler:
 
     def prompt(self, question: Question, model: GPT) -> Int[np.ndarray, " P"]:
         prompt, block_size = self.renderer.prompt(question.conversation[:1]), model.config.block_size
-        if (largest := prompt.max()) >= (V := self.vocab_size(model)):
-            raise UserError(
-                f"question {question.text!r} has the token {largest}, and the model knows {V}: "
-                "give it its own tokenizer"
-            )
+        if prompt.max() >= (V := self.vocab_size(model)):
+            raise UserError(f"question {question.text!r} has a token that is not of the model's {V}")
         if len(prompt) + self.max_new_tokens > block_size:
             raise UserError(
                 f"question {question.text!r} has {len(prompt)} tokens, and with --max_new_tokens="

@@ -79,11 +79,8 @@ class Manifest:
         for name in FIXED:
             check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
-        if self.score != saved.score:
-            command = {"loss": "train.py", "reward": "rl.py"}[saved.score]
-            raise UserError(
-                f"{path}: go on with {command}, which trained it, or start from it with --init_from"
-            )
+        if (self.score, saved.score) == ("loss", "reward"):
+            raise UserError(f"{path}: go on with rl.py, which trained it, or start from it with --init_from")
         return replace(self, tokenizer=saved.tokenizer, best_val_loss=saved.best_val_loss, base=saved.base)
 
     def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:

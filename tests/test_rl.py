@@ -191,7 +191,7 @@ def test_a_tokenizer_that_is_larger_than_the_model_answers_with_the_models_token
     asked = [Question("add", "", "to", "")] * 8
     few, fewer = (replace(model.config, vocab_size=V).build(jax.random.key(0)) for V in (299, 40))
     assert max(max(answer.tokens) for answer in sampler(few, asked, keys)) < 299
-    assert " and the model knows 40: give it its own tokenizer" in refusal(sampler, fewer, asked, keys)
+    assert " has a token that is not of the model's 40" in refusal(sampler, fewer, asked, keys)
 
 
 def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns(base, tmp_path):
@@ -329,8 +329,8 @@ def test_eval_only_scores_once_and_writes_nothing(base, learned, capsys):
     assert files() == before
     last = [r["val/add"] for r in records(learned) if "val/add" in r][-1]
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iter ")]
-    assert len(printed) == 3 and printed[-1].startswith("iter 4: reward -")
-    assert f"add {last:.3f}" in printed[-1]
+    assert len(printed) == 3 and printed[-1].startswith("iter 4: val/reward -")
+    assert f"val/add {last:.3f}" in printed[-1]
 
 
 @pytest.mark.slow
