@@ -344,11 +344,8 @@ def kept_options(options: Options, values: dict[str, Any]) -> Kept:
     path = Path(options.out_dir, "rewards.json")
     if options.init_from not in RESUMING:
         return Kept(**values, start=lasting(options.init_from))
-    with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError):
-        saved = read_json(path)
-    if not isinstance(saved, dict):
-        raise UserError(f"{path}: expected a JSON object of options: restore it, or begin another run")
-    kept = Kept(**check_values(saved, f"{path}: ", Kept))
+    with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError, TypeError):
+        kept = Kept(**check_values(dict(read_json(path)), f"{path}: ", Kept))
     for name, value in values.items():
         if (theirs := getattr(kept, name)) != value:
             raise UserError(f"{name}={value}, but {path} has {theirs}: leave it out, or begin another run")

@@ -224,7 +224,8 @@ def test_what_a_killed_run_left_in_part_is_dropped(tmp_path):
     [
         ("", "rewards.json: cannot be read ("),
         ('{"tasks": ', "rewards.json: cannot be read ("),
-        ("[]", "rewards.json: expected a JSON object of options"),
+        ("[1]", "rewards.json: cannot be read ("),
+        ("null", "rewards.json: cannot be read ("),
         (dict(group="4"), "rewards.json: group is '4': "),
         (dict(group=0), "rewards.json: group is 0: "),
         (dict(kl=float("nan")), "rewards.json: kl is nan: "),
