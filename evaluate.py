@@ -35,7 +35,7 @@ from tqdm import tqdm
 from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
-from data.tasks import TASKS, Question, questions
+from data.tasks import Question, named_tasks, questions
 from data.tokenizer import document_bytes, document_start, end_of_text, same_tokens
 from generation.decode import GREEDY, PLAIN
 from model import GPT
@@ -44,6 +44,9 @@ from parallel.mesh import batch_shape, check_fit, distribute
 from rewards.answers import Sampler, draw
 from runs.checkpoint import latest_manifest
 from runs.load import is_run, load_model, tokenizer_of
+
+OF_TEXT = ("dataset", "split", "block_size", "stride", "batch_size", "add_special_tokens")
+OF_QUESTIONS = ("questions", "max_new_tokens", "beside")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,13 @@ class EvaluateOptions(ModelOptions):
     num_processes: Count | None = None  # how many processes evaluate together
     process_id: NonNegativeInt | None = None  # number of this process, from 0
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in OF_TEXT if self.tasks else OF_QUESTIONS:
+            if getattr(self, name) != getattr(EvaluateOptions, name):
+                where = "with" if self.tasks else "without"
+                raise UserError(f"--{name} is not used {where} --tasks: leave it out")
 
 
 def main(argv: list[str]) -> None:
@@ -172,7 +182,7 @@ def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
     """Print and return each model's shares of right answers, by task. Raises UserError."""
     if jax.sharding.get_mesh().size > 1:
         raise UserError("--tasks is answered on one device: give --mesh=data:1")
-    tasks = list(TASKS) if options.tasks in (None, "all") else options.tasks.split(",")
+    tasks = named_tasks(options.tasks)
     asked = {task: list(islice(questions(task, "test", 0), options.questions)) for task in tasks}
     own = options.out_dir if options.init_from == "resume" else options.init_from
     results = {}

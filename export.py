@@ -81,9 +81,14 @@ def export_model(options: ExportOptions, folder: Path) -> str:
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
     name = Path(options.to).resolve().name
     loss = Checkpoints(options.out_dir).loss(iteration)
-    measured = "was not measured" if loss is None else f"is {loss:.4f}"
+    if loss is None:
+        score = "validation loss was not measured"
+    elif manifest.score == "reward":
+        score = f"mean reward on held-out questions is {1 - loss:.4f}"
+    else:
+        score = f"validation loss is {loss:.4f} nats per token"
     data = Path(manifest.options.dataset).name
-    facts = {"name": name, "dataset": data, "iteration": iteration, "loss": measured}
+    facts = {"name": name, "dataset": data, "iteration": iteration, "score": score}
     write_card(folder, model, family, **facts)
     upload = f"hf upload <your name>/{shlex.quote(name)} {shlex.quote(options.to)}"
     return f"{architecture(family)} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"

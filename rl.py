@@ -1,7 +1,7 @@
 """Learn from rewards: draw answers, score them, and make those likelier that score above their group's mean.
 
     python rl.py --init_from=out-chat --dataset=data/chat --out_dir=out-rl --tasks=add,reverse --max_iters=200
-    python rl.py --init_from=resume --out_dir=out-rl
+    python rl.py --init_from=resume --out_dir=out-rl        with --reward again, if it has one of your own
 
 It takes train.py's options: a step has gradient_accumulation_steps x batch_size answers, `group` of them to
 each question. It is on policy: a step learns from answers that its own weights drew, at temperature 1 from
@@ -17,16 +17,17 @@ all tokens. The gradient is REINFORCE's, with the mean reward of the group as it
     --tested=50             questions of each task at an evaluation, answered greedily
 """
 
-from config.command_line import Count, Name, NonNegative, UserError, command, take_options  # isort: split
+from config.command_line import command  # isort: split
 
 import json
-from contextlib import closing
-from dataclasses import asdict, dataclass
+import sys
+from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
 import equinox as eqx
 import jax
@@ -34,34 +35,55 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
+from pydantic import Field
+from pydantic_core import from_json
 
+from config.command_line import Count, Name, NonNegative, UserError, check_values, take_options
 from config.files import read_json, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
-from data.tasks import TASKS, mixed, questions
+from data.tasks import mixed, named_tasks, questions
 from generation.decode import GREEDY
 from model import GPT
 from parallel.machines import on_devices
 from rewards.answers import Answer, Draws, Reward, Sampler, draw, load_reward
-from runs.checkpoint import Manifest, saved_options
-from runs.load import Run, load_weights, open_run, shape_of_weights, starting_state, tokenizer_of
+from runs.checkpoint import Manifest, fingerprint, saved_options
+from runs.load import (
+    Run,
+    changed,
+    lasting,
+    load_weights,
+    open_run,
+    shape_of_weights,
+    starting_state,
+    tokenizer_of,
+)
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import TrainState
 from training.step import update
 
+UNUSED = {"dropout", "eval_iters", "sampling", "pipeline_schedule", "virtual_stages"}  # of train.py's options
+ALL_ALIKE = "since the last evaluation all answers to a question had the same reward"
 SHOWN = 2  # questions of each task whose answers the page shows, as they are at each evaluation
 
 
 @dataclass(frozen=True)
 class RewardOptions:
-    tasks: Name = ",".join(TASKS)
+    tasks: Name = "all"
     reward: Name | None = None
-    group: Count = 8
+    group: Annotated[Count, Field(ge=2)] = 8
     max_new_tokens: Count = 32
     kl: NonNegative = 0.0
     tested: Count = 50
-    start: Name = ""  # the weights that learning began with; set from init_from
+
+
+@dataclass(frozen=True)
+class Kept(RewardOptions):
+    """What rewards.json says."""
+
+    start: Name = "scratch"  # the weights that learning began with
+    fingerprint: str = ""  # of these; older runs have none
 
 
 # Sample, score, weigh, step
@@ -70,7 +92,9 @@ class RewardOptions:
 def ask(model: GPT, i: int, options: Options, own: RewardOptions, sampler: Sampler, reward: Reward) -> Draws:
     """Draw step i's answers, `group` to each question, and score them."""
     answers = options.gradient_accumulation_steps * options.batch_size
-    drawn = islice(mixed(own.tasks.split(","), "train", options.seed, i), answers // own.group)
+    n = answers // own.group
+    # Each step goes on with the tasks where the one before ended.
+    drawn = islice(mixed(named_tasks(own.tasks), "train", options.seed, i, first=i * n), n)
     asked = [question for question in drawn for _ in range(own.group)]
     return draw(model, asked, jax.random.fold_in(jax.random.key(options.seed), i), sampler, reward)
 
@@ -78,7 +102,10 @@ def ask(model: GPT, i: int, options: Options, own: RewardOptions, sampler: Sampl
 def advantages(rewards: Float[np.ndarray, " N"], group: int) -> Float[np.ndarray, " N"]:
     """Return how far each reward is above the mean of its group."""
     groups = rewards.reshape(-1, group)
-    return (groups - groups.mean(axis=1, keepdims=True)).ravel()
+    above = groups - groups.mean(axis=1, keepdims=True)
+    # Adam would make full steps of the mean's rounding.
+    rounding = group * np.finfo(float).eps * np.abs(groups).max(axis=1, keepdims=True)
+    return np.where(np.abs(above) > rounding, above, 0).ravel()
 
 
 def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N T"], Int[np.ndarray, "N T"]]:
@@ -97,10 +124,10 @@ def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N 
 
 
 def log_probabilities(
-    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"]
+    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"], V: int
 ) -> Float[Array, "B T"]:
-    """Compute log p of each target; 0 where there is none."""
-    logprobs = jax.nn.log_softmax(model(jnp.asarray(x)).astype(jnp.float32))
+    """Compute log p of each target among the V tokens that are drawn; 0 where there is none."""
+    logprobs = jax.nn.log_softmax(model(jnp.asarray(x))[..., :V].astype(jnp.float32))
     chosen = jnp.take_along_axis(logprobs, jnp.maximum(y, 0)[..., None], -1)[..., 0]
     return jnp.where(y >= 0, chosen, 0)
 
@@ -109,7 +136,7 @@ compiled_log_probabilities = eqx.filter_jit(log_probabilities)
 
 
 def policy_gradient(
-    weights: GPT, frozen: GPT, x, y, weights_of_rows
+    weights: GPT, frozen: GPT, x, y, weights_of_rows, V: int
 ) -> tuple[Float[Array, ""], GPT, Float[Array, "A B T"]]:
     """Return the sum of -weight x log p(answer), its gradients, and log p of each target.
 
@@ -118,7 +145,7 @@ def policy_gradient(
 
     @partial(eqx.filter_value_and_grad, has_aux=True)
     def of_microbatch(weights, x, y, of_rows):
-        logprobs = log_probabilities(eqx.combine(weights, frozen), x, y)
+        logprobs = log_probabilities(eqx.combine(weights, frozen), x, y, V)
         return -(of_rows * logprobs.sum(-1)).sum(), logprobs
 
     def add(total, microbatch):
@@ -143,14 +170,15 @@ def policy_step(
     y: Int[Array | np.ndarray, "A B T"],
     weights_of_rows: Float[Array | np.ndarray, "A B"],
     options: Options,
+    V: int,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]], Float[Array, "A B T"]]:
     """Follow the gradient of the sum of weight x log p(answer). Return log p before the step, too."""
-    loss, gradients, logprobs = policy_gradient(*partition_trainable(state.model), x, y, weights_of_rows)
+    loss, gradients, logprobs = policy_gradient(*partition_trainable(state.model), x, y, weights_of_rows, V)
     return *update(state, loss, gradients, options), logprobs
 
 
 def take_step(
-    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT
+    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT, V: int
 ) -> tuple[TrainState, dict[str, Any]]:
     """Learn from answers that the state's own weights drew. Return the next state, and what is recorded."""
     asked, answers, rewards = drawn
@@ -166,7 +194,9 @@ def take_step(
     by_engine = np.zeros(y.shape, np.float32)
     by_engine[y >= 0] = tokens
     if own.kl:
-        apart = (by_engine - np.asarray(compiled_log_probabilities(start, x, y))).sum(-1)
+        # Both by one program: else rounding would be a reward, of which Adam makes full steps.
+        now, before = (compiled_log_probabilities(model, x, y, V) for model in (merge(state.model), start))
+        apart = np.asarray(now - before, float).sum(-1)
         rewards = rewards - own.kl * apart
         report["kl"] = apart.sum() / len(tokens)  # nats a token
     above = advantages(rewards, own.group)
@@ -174,27 +204,30 @@ def take_step(
     # Answers without an advantage come last, in microbatches that are left out.
     rows = np.argsort(above == 0, kind="stable").reshape(options.gradient_accumulation_steps, -1)
     weights_of_rows = (above[rows] / (rows.size * own.max_new_tokens)).astype(np.float32)
-    state, metrics, by_trainer = policy_step(state, x[rows], y[rows], weights_of_rows, options)
+    state, metrics, by_trainer = policy_step(state, x[rows], y[rows], weights_of_rows, options, V)
     report["difference"] = np.nanmax(np.abs(by_trainer - by_engine[rows]), initial=0)  # rounding
     return state, metrics | jax.tree.map(jnp.asarray, report)
 
 
-def examine(model: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> dict[str, float]:
-    """Return the mean reward of greedy answers to held-out questions, by task."""
+def examine(model: GPT, i: int, own: Kept, sampler: Sampler, reward: Reward) -> dict[str, float]:
+    """Print and return the mean rewards of greedy answers to held-out questions, of all tasks and of each."""
     means = {}
-    for task in own.tasks.split(","):
-        asked = list(islice(questions(task, "test", 0), own.tested))
-        means[task] = float(draw(model, asked, jax.random.key(0), sampler, reward, GREEDY).rewards.mean())
+    for task in named_tasks(own.tasks):
+        asked = list(islice(questions(task, "val", 0), own.tested))
+        drawn = draw(model, asked, jax.random.key(0), sampler, reward, GREEDY)
+        means[f"val/{task}"] = float(drawn.rewards.mean())
+    means = {"val/reward": sum(means.values()) / len(means)} | means
+    print(f"iter {i}:", ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()), flush=True)
     return means
 
 
 def rollouts(model: GPT, start: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> list[dict]:
     """Draw groups of answers to held-out questions, the same at each evaluation: for serve.py's page."""
-    shown = [q for task in own.tasks.split(",") for q in islice(questions(task, "test", 0), SHOWN)]
+    shown = [q for task in named_tasks(own.tasks) for q in islice(questions(task, "val", 0), SHOWN)]
     asked = [question for question in shown for _ in range(own.group)]
     _, answers, rewards = draw(model, asked, jax.random.key(0), sampler, reward)
     x, y = rows_of(answers, model.config.block_size)
-    before = np.asarray(compiled_log_probabilities(start, x, y))
+    before = np.asarray(compiled_log_probabilities(start, x, y, sampler.vocab_size(start)))
     lines = [
         {
             **{"tokens": answer.tokens.tolist(), "text": answer.text},
@@ -221,27 +254,30 @@ def main(argv: list[str]) -> int:
         print(__doc__)
     values, words = take_options(argv, RewardOptions)
     options = parse_options(words, shape_of_weights, saved_options)
-    with on_devices(options), locked(options.out_dir):
+    for name in UNUSED & take_options(words, Options)[0].keys():  # configs for train.py may have them
+        raise UserError(f"--{name}: learning from rewards does not use it: leave it out")
+    with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         own = kept_options(options, values)
         check(options, own)
         reward = load_reward(own.reward)
         run = open_run(options)
         with stop_signals() as stop_asked:
-            state, manifest = starting_state(run)
-            write_whole(Path(options.out_dir, "rewards.json"), json.dumps(asdict(own), indent=1) + "\n")
+            state, manifest = starting_state(run, "reward")
             return learn(run, own, state, manifest, reward, stop_asked)
 
 
-def learn(
-    run: Run, own: RewardOptions, state: TrainState, manifest: Manifest, reward: Reward, stop_asked
-) -> int:
+def learn(run: Run, own: Kept, state: TrainState, manifest: Manifest, reward: Reward, stop_asked) -> int:
     """Learn until max_iters and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
     sampler = Sampler(tokenizer_of(manifest.tokenizer, "resume", options.out_dir), own.max_new_tokens)
-    start = load_weights(own.start, without_adapters(run.shapes.model))
+    if options.eval_only:  # the model that learning would begin with
+        examine(merge(state.model), int(state.step), own, sampler, reward)
+        return stop_asked()
+    start = load_start(run, own)
     shown = Path(options.out_dir, "rollouts.jsonl")
     i, status = int(state.step), 0
     loss = checkpoints.loss(i) if run.resuming else None  # 1 - the reward of step i's model, examined
+    taught = loss is None  # whether any answer of this interval had an advantage
     with closing(Metrics(options, i, run.config, 1, evaluated=loss is not None)) as metrics:
         if options.overwrite:
             checkpoints.delete_all()
@@ -250,11 +286,12 @@ def learn(
             model = merge(state.model)
             if (i % options.eval_interval == 0 or i == options.max_iters) and loss is None:
                 metrics.catch_up()
-                means = examine(model, own, sampler, reward)
-                loss = 1 - sum(means.values()) / len(means)
-                examined = {f"test/{task}": mean for task, mean in means.items()}
-                metrics.write({"iter": i, "val/loss": loss} | examined)
-                print(f"iter {i}: reward {1 - loss:.3f} on held-out questions", flush=True)
+                if not taught:
+                    print(f"note: iter {i}: nothing learned: {ALL_ALIKE}", file=sys.stderr)
+                taught = False
+                means = examine(model, i, own, sampler, reward)
+                loss = 1 - means["val/reward"]
+                metrics.write({"iter": i} | means)
                 with shown.open("a") as file:
                     for line in rollouts(model, start, own, sampler, reward):
                         file.write(json.dumps({"iter": i} | line) + "\n")
@@ -265,9 +302,10 @@ def learn(
                 break
             with metrics.making_batch():
                 drawn = ask(model, i, options, own, sampler, reward)
-            state, report = take_step(state, drawn, options, own, start)
+            state, report = take_step(state, drawn, options, own, start, sampler.vocab_size(start))
             metrics.speed.tokens = sum(len(answer.prompt) + len(answer.tokens) for answer in drawn.answers)
             metrics.step(i, report)
+            taught = taught or bool(report["weighted"] > 0)
             i, loss = i + 1, None
         metrics.catch_up()
         if status:
@@ -277,31 +315,48 @@ def learn(
     return status
 
 
+def load_start(run: Run, own: Kept) -> GPT:
+    """Load the weights that learning began with, and write rewards.json. Raises UserError for others."""
+    start = load_weights(own.start, without_adapters(run.shapes.model))
+    if own.fingerprint not in ("", found := fingerprint(start)):
+        raise changed(f"{run.options.out_dir}: it began with", own.start)
+    own = replace(own, fingerprint=found)
+    write_whole(Path(run.options.out_dir, "rewards.json"), json.dumps(asdict(own), indent=1) + "\n")
+    return start
+
+
 def keep_lines(path: Path, end: int) -> None:
-    """Drop from the file what the run does again: the evaluations from iteration `end` on."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() and end else []
-    entire = [line for line in lines if line.endswith("\n")]  # a killed run may leave a part of one
-    write_whole(path, "".join(line for line in entire if json.loads(line)["iter"] < end))
+    """Drop damaged lines, and what the run does again: the evaluations from iteration `end` on."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() and end else []
+    write_whole(path, "".join(line.decode() for line in lines if -1 < iteration_of(line) < end))
 
 
-def kept_options(options: Options, values: dict[str, Any]) -> RewardOptions:
+def iteration_of(line: bytes) -> int:
+    """Return the iteration of a line of rollouts.jsonl; -1: it is damaged."""
+    with suppress(ValueError, TypeError, KeyError):
+        i = from_json(line)["iter"]
+        return i if type(i) is int and line.endswith(b"\n") else -1
+    return -1
+
+
+def kept_options(options: Options, values: dict[str, Any]) -> Kept:
     """Return the options of rewards; a resumed run keeps those that it began with. Raises UserError."""
     path = Path(options.out_dir, "rewards.json")
     if options.init_from not in RESUMING:
-        return RewardOptions(**dict[str, Any](values, start=options.init_from))
-    with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError):
-        saved = read_json(path) if path.exists() else {}
+        return Kept(**values, start=lasting(options.init_from))
+    with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError, TypeError):
+        kept = Kept(**check_values(dict(read_json(path)), f"{path}: ", Kept))
     for name, value in values.items():
-        if saved.get(name, value) != value:
-            raise UserError(
-                f"{name}={value}, but {path} has {saved[name]}: leave it out, or begin another run"
-            )
-    return RewardOptions(**saved | values)
+        if (theirs := getattr(kept, name)) != value:
+            raise UserError(f"{name}={value}, but {path} has {theirs}: leave it out, or begin another run")
+    if kept.reward != values.get("reward"):  # the folder may be somebody else's
+        raise UserError(f"{path}: to run the code of its reward, give --reward={kept.reward}")
+    return kept
 
 
-def check(options: Options, own: RewardOptions) -> None:
+def check(options: Options, own: Kept) -> None:
     """Raise UserError for options that do not fit together."""
-    if options.init_from == "scratch":
+    if own.start == "scratch":
         raise UserError("rewards are for a model that answers: name it, as in --init_from=out-chat")
     rows = options.gradient_accumulation_steps * options.batch_size
     if rows % own.group:
@@ -310,8 +365,7 @@ def check(options: Options, own: RewardOptions) -> None:
         )
     if jax.sharding.get_mesh().size > 1:
         raise UserError("rewards are learned from on one device: give --mesh=data:1")
-    for task in own.tasks.split(","):
-        next(questions(task, "train", 0))
+    named_tasks(own.tasks)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
     with refusing(f"--start={spell(options.start)}", "give another", UserError):
         prompt = tokenizer.encode(text, add_special_tokens=options.add_special_tokens and "before")
     block_size = model.config.block_size
-    known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may be larger than the other
+    known = tokenizer.in_common(model.config.vocab_size)
     if not len(prompt) or prompt.max() >= known:  # some tokenizers drop spaces
         raise UserError(
             f"--start={options.start!r}: gives no token, or one that is not of the model's {known}"
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
     if len(prompt) > block_size:
         print(f"note: of {len(prompt)} tokens the model reads the last {block_size}", file=sys.stderr)
     if options.prompt_logprobs:
-        write_logprobs(model, prompt[-block_size:], tokenizer)
+        write_logprobs(model, prompt[-block_size:], tokenizer, known)
     chunks = generate(
         model,
         np.tile(prompt, (options.num_samples, 1)),
@@ -123,9 +123,9 @@ def read_prompt(start: str) -> str:
     return decode_text(path.read_bytes(), str(path))
 
 
-def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokenizer) -> None:
+def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokenizer, known: int) -> None:
     """Write a line for each token, with its log-probability before all settings. The first has none."""
-    logits = eqx.filter_jit(model)(jnp.asarray(prompt)[None])[0]  # (T, V)
+    logits = eqx.filter_jit(model)(jnp.asarray(prompt)[None])[0, :, :known]  # (T, V)
     nats = optax.softmax_cross_entropy_with_integer_labels(logits[:-1], prompt[1:])  # (T - 1,)
     for token, logprob in zip(prompt.tolist(), ["", *(f"{-x:.4f}" for x in nats)], strict=True):
         print(f"{logprob:>9}  {tokenizer.decode([token])!r}")

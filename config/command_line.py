@@ -199,7 +199,7 @@ def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, An
         if b"np." in source:
             names["np"] = import_module("numpy")
         values = runpy.run_path(path, {"__builtins__": names}, "__main__")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         ran = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in ran if frame.f_code.co_filename == path]
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1  # a SyntaxError's own

@@ -6,8 +6,7 @@ A task draws a subject, such as two numbers, one of several phrasings, and knows
 hash decides whether it is for training or for testing: no subject of the one occurs in the other.
 """
 
-import importlib
-import inspect
+import csv
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -25,16 +24,13 @@ from config.command_line import Count, Fraction, Name, Seed, UserError, command,
 from config.files import write_whole
 from data.documents import in_validation
 
-Split = Literal["train", "test"]
+Split = Literal["train", "val", "test"]  # val chooses among a run's checkpoints, and test reports
 Draw = Callable[[np.random.Generator], tuple[str, str, str]]  # of a subject, a question and its answer
 MONTHS = (  # in English, whatever the user's language
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
 )
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-LIBRARY = (
-    "bisect calendar copy fnmatch heapq json math operator random shutil statistics string textwrap".split()
-)
 TESTED = 0.1  # of the subjects
 TASKS: dict[str, Draw] = {}
 
@@ -172,20 +168,15 @@ def table(random):
 
 
 @cache
-def documented() -> list[tuple[str, str, str]]:
-    """Return modules of Python's library, their functions, and the first lines of their docstrings."""
-    found = {}
-    for module in LIBRARY:
-        for name, function in inspect.getmembers(importlib.import_module(module), inspect.isroutine):
-            said = (inspect.getdoc(function) or "").partition("\n")[0]
-            if not name.startswith("_") and said.endswith(".") and name not in said.lower():
-                found.setdefault((module, said), []).append(name)
-    return [(module, names[0], said) for (module, said), names in found.items() if len(names) == 1]
+def documented() -> list[dict[str, str]]:
+    """Return functions of Python's library: first lines of docstrings, as 3.11.7 has them."""
+    with Path(__file__).with_name("library.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 @task
 def library(random):
-    module, name, said = documented()[random.integers(len(documented()))]
+    module, name, said = documented()[random.integers(len(documented()))].values()
     question = one_of(
         random,
         f"Which function of {module} has the docstring: {said}",
@@ -199,16 +190,33 @@ def questions(task: str, split: Split, *seed: int) -> Iterator[Question]:
     """Yield questions of a task without end, each of a subject of the split. Raises UserError for no task."""
     if task not in TASKS:
         raise UserError(f"task {task}: unknown; known are {', '.join(TASKS)}")
-    random = np.random.default_rng([*seed, *task.encode(), split == "test"])
+    random = np.random.default_rng([*seed, *task.encode(), split != "train"])
     while True:
         subject, text, answer = TASKS[task](random)
-        if in_validation(f"{task} {subject}".encode(), TESTED) == (split == "test"):
+        if split_of(f"{task} {subject}".encode()) == split:
             yield Question(task, subject, text, answer)
 
 
-def mixed(tasks: list[str], split: Split, *seed: int) -> Iterator[Question]:
-    """Yield questions of several tasks by turns."""
-    drawn = [questions(task, split, *seed) for task in tasks]
+def split_of(subject: bytes) -> Split:
+    if not in_validation(subject, TESTED):
+        return "train"
+    return "val" if in_validation(subject, TESTED / 2) else "test"
+
+
+def named_tasks(text: str | None) -> list[str]:
+    """Return the tasks of a text such as "add,date"; all for None or "all". Raises UserError."""
+    names = list(TASKS) if text in (None, "all") else text.split(",")
+    for name in names:
+        next(questions(name, "train"))
+    if len({*names}) < len(names):
+        raise UserError(f"--tasks={text}: name each task once")
+    return names
+
+
+def mixed(tasks: list[str], split: Split, *seed: int, first: int = 0) -> Iterator[Question]:
+    """Yield questions of several tasks by turns, beginning with turn `first`."""
+    first %= len(tasks)
+    drawn = [questions(task, split, *seed) for task in tasks[first:] + tasks[:first]]
     while True:
         yield from map(next, drawn)
 
@@ -222,7 +230,7 @@ class TaskOptions:
 
     to: Name | None = None  # the .jsonl file
     n: Count = 20000  # conversations
-    tasks: Name | None = None  # names with commas between them; None: all
+    tasks: Name | None = None  # names with commas between them; None, all: every task
     wrong: Fraction = 0.0  # share of the conversations whose answer is that of another question
     seed: Seed = 1  # for the questions
 
@@ -231,7 +239,7 @@ def main(argv: list[str]) -> None:
     options = TaskOptions(**given(argv, TaskOptions))
     if options.to is None:
         raise UserError("--to=<file>.jsonl is needed; see --help")
-    tasks = options.tasks.split(",") if options.tasks else list(TASKS)
+    tasks = named_tasks(options.tasks)
     drawn = list(islice(mixed(tasks, "train", options.seed), options.n))
     others = drawn[-len(tasks) :] + drawn  # the question of the same task before each
     wrong = np.random.default_rng(options.seed).random(options.n) < options.wrong

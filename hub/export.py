@@ -36,7 +36,7 @@ pipeline_tag: text-generation
 # {name}
 
 A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT on {dataset}
-for {iteration} iterations. Its validation loss {loss}.
+for {iteration} iterations. Its {score}.
 """
 
 

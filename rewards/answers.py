@@ -1,6 +1,5 @@
 """Draw a model's answers to questions (data/tasks.py), and score them."""
 
-import math
 import runpy
 import signal
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from config.command_line import UserError
+from config.command_line import FLOAT32, UserError
 from config.files import first_line
 from data.conversations import Renderer
 from data.tasks import Question
@@ -45,8 +44,8 @@ class Sampler:
         self, model: GPT, asked: list[Question], keys: PRNGKeyArray, settings: Settings = PLAIN
     ) -> list[Answer]:
         """Draw an answer to each question. Raises UserError for a question that is too long."""
-        prompts = [self.prompt(question, model.config.block_size) for question in asked]
-        engine = Engine(model, min(SLOTS, len(asked)), self.renderer.tokenizer.vocab_size)
+        prompts = [self.prompt(question, model) for question in asked]
+        engine = Engine(model, min(SLOTS, len(asked)), self.vocab_size(model))
         tokens, logprobs = ([[] for _ in asked] for _ in range(2))
         waiting, owner = list(range(len(asked)))[::-1], {}
 
@@ -71,8 +70,14 @@ class Sampler:
                     logprobs[owner[piece.slot]] += piece.likelihood.chosen.tolist()  # ty: ignore[missing-union-attribute]
         return [self.answer(*parts) for parts in zip(prompts, tokens, logprobs, strict=True)]
 
-    def prompt(self, question: Question, block_size: int) -> Int[np.ndarray, " P"]:
-        prompt = self.renderer.prompt(question.conversation[:1])
+    def vocab_size(self, model: GPT) -> int:
+        """Return how many tokens answers are drawn from."""
+        return self.renderer.tokenizer.in_common(model.config.vocab_size)
+
+    def prompt(self, question: Question, model: GPT) -> Int[np.ndarray, " P"]:
+        prompt, block_size = self.renderer.prompt(question.conversation[:1]), model.config.block_size
+        if prompt.max() >= (V := self.vocab_size(model)):
+            raise UserError(f"question {question.text!r} has a token that is not of the model's {V}")
         if len(prompt) + self.max_new_tokens > block_size:
             raise UserError(
                 f"question {question.text!r} has {len(prompt)} tokens, and with --max_new_tokens="
@@ -113,19 +118,23 @@ def score(reward: Reward, question: Question, text: str) -> float:
     try:
         with patience(PATIENCE):
             value = float(reward(question, text))
-    except Exception as error:
+    except (Exception, SystemExit, OutOfTime) as error:
         raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}: mend --reward") from None
-    if not math.isfinite(value):
-        raise UserError(f"{what} is {value}: it should be a number")
+    if not abs(value) <= FLOAT32:
+        raise UserError(f"{what} is {value}: it should be a number, of at most {FLOAT32:g}")
     return value
+
+
+class OutOfTime(BaseException):
+    """Is no Exception, which a reward may catch."""
 
 
 @contextmanager
 def patience(seconds: float):
-    """Raise TimeoutError within after so many seconds, where the system has an alarm."""
+    """Raise OutOfTime within after so many seconds, where the system has an alarm."""
 
     def ring(*_):
-        raise TimeoutError(f"it took over {seconds} seconds")
+        raise OutOfTime(f"it took over {seconds} seconds")
 
     if not hasattr(signal, "SIGALRM"):
         yield
@@ -146,6 +155,6 @@ def load_reward(text: str | None) -> Reward:
     path, _, name = text.rpartition(":")
     try:
         return runpy.run_path(path)[name]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"--reward={text}: cannot be loaded ({why}): give FILE.py:FUNCTION") from None

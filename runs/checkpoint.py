@@ -40,7 +40,7 @@ from training.state import TrainState
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
-FORMAT = 4  # 3 has no sha256
+FORMAT = 5  # 4 has no score, and 3 no sha256
 
 
 class Damaged(UserError):
@@ -59,6 +59,7 @@ class Manifest:
     vocab_size: Annotated[int, Field(gt=0, lt=2**32)]
     tokenizer: Annotated[dict | None, AfterValidator(check_description)]  # for data.tokenizer.from_json
     best_val_loss: FiniteFloat | None  # the lowest so far; None before the first evaluation
+    score: Literal["loss", "reward"] = "loss"  # val_loss is nats per token, or 1 - the mean reward
     # The base model of adapters; None without them.
     base: Annotated[dict[Literal["init_from", "fingerprint"], str], Field(min_length=2)] | None = None
     sha256: dict[Split, str] = field(default_factory=dict)  # of the text that the run has learned, if known
@@ -84,6 +85,8 @@ class Manifest:
                 f"batch_size x gradient_accumulation_steps = {rows}, but the checkpoint {path} has {theirs}: "
                 "with --sampling=epoch this would skip or repeat windows of the epoch; give as many"
             )
+        if (self.score, saved.score) == ("loss", "reward"):
+            raise UserError(f"{path}: go on with rl.py, which trained it, or start from it with --init_from")
         return replace(self, tokenizer=saved.tokenizer, best_val_loss=saved.best_val_loss, base=saved.base)
 
     def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
@@ -140,9 +143,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / "manifest" / "metadata"
     try:
         values = dict(read_json(path))
-        if (written := values.pop("format", 1)) not in (3, FORMAT):
+        if (written := values.pop("format", 1)) not in (3, 4, FORMAT):
             raise UserError(
-                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads 3 and "
+                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads 3 to "
                 f"{FORMAT} only: use the version that wrote it"
             )
         options = Options.from_json(values.pop("options"), origin=str(path))

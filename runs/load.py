@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -85,11 +85,20 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     except UserError as error:  # a Damaged base is no damage to the adapters
         raise UserError(f"{run}: the base model of its adapters cannot be loaded: {error}") from None
     if fingerprint(model) != base["fingerprint"]:
-        raise UserError(
-            f"{run}: its adapters were trained beside other weights than {base['init_from']} has now: "
-            "put those back, or train anew in another --out_dir"
-        )
+        raise changed(f"{run}: its adapters were trained beside", base["init_from"])
     return tree_of_arrays(arrays_by_name(model), partition_trainable(shapes)[1])
+
+
+def changed(what: str, init_from: str) -> UserError:
+    """Return the error of a run whose start has changed."""
+    return UserError(
+        f"{what} other weights than {init_from} has now: put those back, or train anew in another --out_dir"
+    )
+
+
+def lasting(init_from: str) -> str:
+    """Return a name of weights that means the same from any folder."""
+    return os.path.abspath(init_from) if os.path.isdir(init_from) else init_from
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:
@@ -184,11 +193,11 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
     return config
 
 
-def starting_state(run: Run) -> tuple[TrainState, Manifest]:
+def starting_state(run: Run, score: Literal["loss", "reward"] = "loss") -> tuple[TrainState, Manifest]:
     """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
     options = run.options
     meta = run.dataset.meta
-    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, sha256=meta.sha256)
+    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, score, sha256=meta.sha256)
     if run.resuming:
         return newest_valid_state(run, manifest)
     if options.init_from not in ("scratch", *RESUMING):
@@ -247,7 +256,6 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:
-        place = os.path.abspath(options.init_from) if os.path.isdir(options.init_from) else options.init_from
-        base = {"init_from": place, "fingerprint": fingerprint(model)}
+        base = {"init_from": lasting(options.init_from), "fingerprint": fingerprint(model)}
         manifest = replace(manifest, base=base)
     return create_state_around(model, options), manifest

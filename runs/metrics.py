@@ -171,7 +171,7 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
 def keep_records(path: Path, start: int, evaluated: bool) -> None:
     """Drop from the file what the run does again: its steps from `start` on, and the evaluations."""
     found = read_records(path) if start > 0 or evaluated else []
-    records = [r for r in found if r["iter"] < start + (evaluated and "val/loss" in r)]
+    records = [r for r in found if r["iter"] < start + (evaluated and "loss" not in r)]
     write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
@@ -211,14 +211,17 @@ def start_wandb(options: Options, resumed: bool):
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Draw the curves of the losses."""
+    """Draw the curves of the losses, or of a run that learns from rewards those of the rewards."""
     from matplotlib.figure import Figure  # not above, as it takes half a second
 
     axes = (figure := Figure()).subplots()
-    for name, style in (("loss", "-"), ("train/loss", "o-"), ("val/loss", "o-")):
+    rewarded = any("val/reward" in record for record in records)
+    names = ("reward", "val/reward") if rewarded else ("loss", "train/loss", "val/loss")
+    for name in names:
         points = {record["iter"]: record[name] for record in records if name in record}
+        style = "o-" if "/" in name else "-"
         axes.plot(list(points), list(points.values()), style, label=name, markersize=3, linewidth=0.8)
-    axes.set(xlabel="iteration", ylabel="loss (nats per token)")
+    axes.set(xlabel="iteration", ylabel="mean reward" if rewarded else "loss (nats per token)")
     axes.legend()
     with written(path) as file:
         figure.savefig(file, format="png", dpi=120)

@@ -238,6 +238,19 @@ def test_a_bad_option_is_one_line(run, argument, says):
     assert says in error(f"--out_dir={run}", *argument.split())
 
 
+@pytest.mark.parametrize(
+    "option, tasks, says",
+    [
+        ("--stride=5", ["--tasks=add"], "--stride is not used with --tasks: leave it out"),
+        ("--split=train", ["--tasks=add"], "--split is not used with --tasks: leave it out"),
+        ("--questions=5", [], "--questions is not used without --tasks: leave it out"),
+        ("--beside=other", [], "--beside is not used without --tasks: leave it out"),
+    ],
+)
+def test_an_option_of_the_other_half_is_refused(run, option, tasks, says):
+    assert error(f"--out_dir={run}", option, *tasks) == says
+
+
 def test_a_result_that_cannot_be_written_is_one_line_before_anything_is_computed(tmp_path):
     (tmp_path / "file").write_text("in the way")
     text = error("--out_dir=nowhere", f"--json={tmp_path}/file/result.json")  # nothing has looked for the run

@@ -105,9 +105,9 @@ def a_run(folder, options, state=None, tokenizer=CHARACTERS):
     return save_run(folder, state, Manifest(options, options.vocab_size, tokenizer, best_val_loss=2.5))
 
 
-def an_overfitted_run(folder, options):
+def an_overfitted_run(folder, options, **more):
     state = create_state(model_config(options, 65), options)
-    return save_overfitted(folder, state, Manifest(options, 65, CHARACTERS, best_val_loss=2.0))
+    return save_overfitted(folder, state, Manifest(options, 65, CHARACTERS, best_val_loss=2.0, **more))
 
 
 def run_export(run, to, *more):
@@ -194,6 +194,12 @@ def test_the_card_says_what_the_model_is(tmp_path, capsys):
     assert "on shakespeare\nfor 0 iterations. Its validation loss was not measured." in card
 
 
+def test_the_card_of_a_run_that_learned_from_rewards_tells_its_reward(tmp_path):
+    run = an_overfitted_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]), score="reward")
+    card = (run_export(run, tmp_path / "to", "--checkpoint=best") / "README.md").read_text()
+    assert "for 1 iterations. Its mean reward on held-out questions is -1.0000." in card  # 1 - 2.0
+
+
 @pytest.mark.parametrize(
     "checkpoint, iteration, loss", [("best", 1, 2.0), ("last", 2, 3.0), *slowly((1, 1, 2.0))]
 )
@@ -204,7 +210,7 @@ def test_the_weights_and_the_card_are_those_of_the_checkpoint_asked_for(
     folder = run_export(run, tmp_path / "to", f"--checkpoint={checkpoint}")
     assert_same_bits(load_pretrained(str(folder))[0], load_run(str(run), iteration)[0])
     card = (folder / "README.md").read_text()
-    assert f"for {iteration} iterations. Its validation loss is {loss:.4f}." in card
+    assert f"for {iteration} iterations. Its validation loss is {loss:.4f} nats per token." in card
     assert f"GPT2LMHeadModel of iter {iteration}: " in capsys.readouterr().out
 
 

@@ -1,6 +1,8 @@
 """rl.py: its gradient is REINFORCE's, the sampler is the trainer, a run resumes to the bit."""
 
 import json
+import shutil
+from dataclasses import replace
 from itertools import islice
 
 import jax
@@ -73,6 +75,10 @@ def logprobs_after(model, ids) -> np.ndarray:
 def test_advantages_are_rewards_less_the_mean_of_their_group():
     found = rl.advantages(np.array([1.0, 0.0, 0.0, 1.0, 5.0, 5.0]), 2)
     assert found.tolist() == [0.5, -0.5, -0.5, 0.5, 0.0, 0.0]
+    for reward in (0.1, -0.7, 1e-20, 1e30):  # whose mean, of six, is rounded
+        assert not rl.advantages(np.full(6, reward), 6).any()
+    small = rl.advantages(np.array([1.0, 1.0 + 1e-9]), 2)
+    np.testing.assert_allclose(small, [-0.5e-9, 0.5e-9], rtol=1e-6)
 
 
 def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
@@ -97,7 +103,7 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
 
     @jax.jit
     def found(model, x, y, of_rows):
-        return rl.policy_gradient(model, jax.tree.map(lambda _: None, model), x, y, of_rows)
+        return rl.policy_gradient(model, jax.tree.map(lambda _: None, model), x, y, of_rows, 300)
 
     loss, gradients = jax.jit(jax.value_and_grad(expected))(model)
     for A in (1, 4):
@@ -144,13 +150,139 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
             assert moved < 1e-4 if line["iter"] == 0 else moved > 1e-3
 
 
-def test_what_a_killed_run_left_in_part_is_dropped_or_named(base, tmp_path):
-    (tmp_path / "rollouts.jsonl").write_text('{"iter": 0}\n{"iter": 2}\n{"iter": 2, "ta')
+def test_a_run_without_advantages_moves_no_weight_and_says_so(base, tmp_path, capsys):
+    """At the start log p is that of the start, to the bit: Adam would make full steps of its rounding."""
+    (tmp_path / "same.py").write_text("def same(question, text):\n    return 0.1\n")
+    run = dict(reward=f"{tmp_path}/same.py:same", kl=0.5, learning_rate=1e-2, weight_decay=0, max_iters=3)
+    learn(base, tmp_path / "out", **run)
+    assert_same_bits(*(load_run(str(out), dtype="float32")[0] for out in (base / "run", tmp_path / "out")))
+    steps = [r for r in records(tmp_path / "out") if "ms" in r]
+    assert [(r["weighted"], r["kl"]) for r in steps] == [(0, 0)] * 3
+    notes = [line for line in capsys.readouterr().err.splitlines() if "had the same reward" in line]
+    assert [line.split(": ")[:2] for line in notes] == [["note", "iter 2"], ["note", "iter 3"]]
+
+
+@pytest.fixture(scope="module")
+def padded(base):
+    """A run of a model with 400 tokens, 100 more than its tokenizer, with random weights."""
+    options = SHAPE | dict(dataset=base / "chat", out_dir=base / "padded", vocab_size=400, max_iters=0)
+    train.main(words(**options, eval_iters=1, batch_size=8, device="cpu", mesh="data:1"))
+    return base / "padded"
+
+
+def test_learning_is_on_policy_where_a_models_vocabulary_is_padded(base, padded, tmp_path):
+    """Answers are drawn from the tokenizer's tokens alone, as a step computes their probabilities."""
+    learn(base, tmp_path / "out", init_from=padded, kl=0.1, learning_rate=1e-2, max_iters=2)
+    steps = [r for r in records(tmp_path / "out") if "ms" in r]
+    assert len(steps) == 2 and all(r["difference"] < 1e-5 for r in steps)
+    model = load_run(str(padded), dtype="float32")[0]
+    for line in map(json.loads, (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()):
+        for answer in line["answers"]:
+            ids, n = [*line["prompt"], *answer["tokens"]], len(answer["tokens"])
+            nats = np.asarray(model(np.array(ids[:-1])[None])[0, -n:, :300], float)
+            expected = nats[np.arange(n), answer["tokens"]] - np.log(np.exp(nats).sum(-1))
+            np.testing.assert_allclose(answer["before"], expected, atol=1e-4)
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_answers_with_the_models_tokens(base, padded, tmp_path):
+    """As where a tokenizer got tokens that the weights do not know; a prompt that has one is refused."""
+    model, manifest, _ = load_run(str(padded))
+    sampler, keys = rl.Sampler(from_json(manifest.tokenizer), 6), jax.random.split(jax.random.key(0), 8)
+    asked = [Question("add", "", "to", "")] * 8
+    few, fewer = (replace(model.config, vocab_size=V).build(jax.random.key(0)) for V in (299, 40))
+    assert max(max(answer.tokens) for answer in sampler(few, asked, keys)) < 299
+    assert " has a token that is not of the model's 40" in refusal(sampler, fewer, asked, keys)
+
+
+def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns(base, tmp_path):
+    three = dict(tasks="add,count,reverse", gradient_accumulation_steps=1, group=4, max_iters=3, tested=1)
+    learn(base, tmp_path / "out", **three)  # two questions a step
+    asked = [
+        {name for name in r if name.startswith("reward/")} for r in records(tmp_path / "out") if "ms" in r
+    ]
+    add, count, reverse = "reward/add", "reward/count", "reward/reverse"
+    assert asked == [{add, count}, {reverse, add}, {count, reverse}]
+
+
+def test_what_chooses_the_best_checkpoint_is_not_what_evaluate_reports(learned):
+    lines = [json.loads(line) for line in (learned / "rollouts.jsonl").read_text().splitlines()]
+    for task in ("add", "reverse"):
+        shown = {line["question"] for line in lines if line["task"] == task}
+        assert shown and not shown & {q.text for q in islice(questions(task, "test", 0), 500)}
+
+
+def test_what_a_killed_run_left_in_part_is_dropped(tmp_path):
+    """Damaged lines, too, as of metrics.jsonl."""
+    damaged = b'{"iter": 1\n[]\n{"iter": "1"}\n{"iter": -5}\n{}\n\xff\n{"iter": NaN}\n'
+    (tmp_path / "rollouts.jsonl").write_bytes(b'{"iter": 0}\n' + damaged + b'{"iter": 2}\n{"iter": 0, "ta')
     rl.keep_lines(tmp_path / "rollouts.jsonl", 2)
     assert (tmp_path / "rollouts.jsonl").read_text() == '{"iter": 0}\n'
-    (tmp_path / "rewards.json").write_text('{"tasks": ')
-    text = refusal(rl.main, words(out_dir=tmp_path, init_from="resume", device="cpu"))
-    assert "rewards.json: cannot be read (" in text
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ("", "rewards.json: cannot be read ("),
+        ('{"tasks": ', "rewards.json: cannot be read ("),
+        ("[1]", "rewards.json: cannot be read ("),
+        ("null", "rewards.json: cannot be read ("),
+        (dict(group="4"), "rewards.json: group is '4': "),
+        (dict(group=0), "rewards.json: group is 0: "),
+        (dict(kl=float("nan")), "rewards.json: kl is nan: "),
+        (dict(tested=None), "rewards.json: tested is None: "),
+        (dict(tasks="add,spell"), "task spell: unknown"),
+        (dict(surprise=1), "rewards.json: surprise is not an option"),
+        (dict(start=5), "rewards.json: start is 5: "),
+        (dict(start="scratch"), "rewards are for a model that answers"),
+        (dict(fingerprint="0"), ": it began with other weights than "),
+    ],
+)
+def test_a_damaged_rewards_json_is_one_line(change, says, base, learned, tmp_path):
+    out = shutil.copytree(learned, tmp_path / "out")
+    saved = json.loads((out / "rewards.json").read_text())
+    text = change if isinstance(change, str) else json.dumps(saved | change)
+    (out / "rewards.json").write_text(text)
+    again = words(out_dir=out, init_from="resume", reward=saved["reward"], max_iters=5)
+    assert says in refusal(rl.main, again)
+
+
+def test_a_folder_runs_no_code_that_the_command_line_does_not_name(base, learned, tmp_path):
+    out = shutil.copytree(learned, tmp_path / "out")
+    saved = json.loads((out / "rewards.json").read_text())
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ncheck = lambda *_: 0.0\n")
+    evil = f"{tmp_path}/evil.py:check"
+    (out / "rewards.json").write_text(json.dumps(saved | {"reward": evil}))
+    again = words(out_dir=out, init_from="resume", max_iters=5)
+    assert f"to run the code of its reward, give --reward={evil}" in refusal(rl.main, again)
+    assert f"reward=None, but {out}/rewards.json has " in refusal(rl.main, [*again, "--reward=None"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_score_is_a_reward_and_no_command_takes_it_for_a_loss(base, learned):
+    found = [r for r in records(learned) if "ms" not in r]
+    assert [{*r} for r in found] == [{"iter", "val/reward", "val/add", "val/reverse"}] * 2
+    assert all(r["val/reward"] == pytest.approx((r["val/add"] + r["val/reverse"]) / 2) for r in found)
+    _, manifest, _ = load_run(str(learned))
+    assert (manifest.score, manifest.best_val_loss) == ("reward", pytest.approx(1 - found[-1]["val/reward"]))
+    assert "go on with rl.py, which trained it" in refusal(
+        train.main, words(out_dir=learned, init_from="resume", max_iters=5)
+    )
+    assert "run/rewards.json: cannot be read (No such file" in refusal(
+        rl.main, words(out_dir=base / "run", init_from="resume", max_iters=5)
+    )
+
+
+def test_a_run_whose_start_is_another_now_is_refused(base, learned, tmp_path):
+    start, out = (shutil.copytree(base / name, tmp_path / name) for name in ("run", "learned"))
+    saved = json.loads((out / "rewards.json").read_text())
+    assert saved["start"] == str(base / "run")
+    (out / "rewards.json").write_text(json.dumps(saved | {"start": str(start)}))
+    again = words(out_dir=out, init_from="resume", reward=saved["reward"], max_iters=4)
+    assert rl.main(again) == 0  # another folder with the same weights
+    shutil.rmtree(start)
+    shutil.copytree(learned, start)
+    text = refusal(rl.main, again)
+    assert text.startswith(f"{out}: it began with other weights than {start} has now: put those back")
 
 
 def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, capsys):
@@ -186,6 +318,22 @@ def test_a_run_has_the_template_that_made_its_conversations_not_its_bases(base, 
     assert load_run(str(base / "run"))[1].tokenizer["uses"]["chat_template"] != template
 
 
+def test_eval_only_scores_once_and_writes_nothing(base, learned, capsys):
+    def files():
+        return {path: path.read_bytes() for path in learned.rglob("*") if path.is_file()}
+
+    before = files()
+    assert learn(base, learned, eval_only=True, tasks="add", seed=5) == 0  # the start, whatever is in out_dir
+    assert learn(base, base / "nowhere", eval_only=True) == 0 and not (base / "nowhere").exists()
+    again = dict(out_dir=learned, init_from="resume", eval_only=True, max_iters=9)
+    assert rl.main(words(**again, reward=f"{base}/short.py:short")) == 0
+    assert files() == before
+    last = [r["val/add"] for r in records(learned) if "val/add" in r][-1]
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iter ")]
+    assert len(printed) == 3 and printed[-1].startswith("iter 4: val/reward -")
+    assert f"val/add {last:.3f}" in printed[-1]
+
+
 @pytest.mark.slow
 def test_a_run_learns_what_is_rewarded(base, tmp_path):
     (tmp_path / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
@@ -206,7 +354,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
     assert_same_bits(once, twice)
     ours, theirs = (
         [
-            {k: v for k, v in r.items() if k in ("iter", "loss", "kl", "val/loss")}
+            {k: v for k, v in r.items() if k in ("iter", "loss", "kl", "val/reward")}
             for r in records(tmp_path / out)
         ]
         for out in ("once", "twice")
@@ -225,7 +373,13 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
         ("raise KeyError('x')", "the reward of an answer to 'How much is "),
         ("return float('nan')", " is nan: it should be a number"),
         ("return 'good'", "ValueError: could not convert string to float: 'good'"),
-        ("while True: pass", "TimeoutError: it took over 0.2 seconds: mend --reward"),
+        ("return 1e308", " is 1e+308: it should be a number, of at most 3.4e+38"),
+        ("raise SystemExit(0)", ": SystemExit: 0: mend --reward"),
+        (
+            "try:\n        while True: pass\n    except Exception:\n        return 1",
+            "OutOfTime: it took over 0.2 seconds: mend --reward",
+        ),
+        ("while True: pass", "OutOfTime: it took over 0.2 seconds: mend --reward"),
     ],
 )
 def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, base, tmp_path, monkeypatch):
@@ -233,6 +387,9 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, bas
     (tmp_path / "mine.py").write_text(f"def check(question, text):\n    {code}\n")
     text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
     assert text.startswith("the reward of an answer to '") and says.split("'How")[0] in text
+    (tmp_path / "mine.py").write_text("raise SystemExit(0)")
+    text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
+    assert "cannot be loaded (SystemExit: 0)" in text
 
 
 @pytest.mark.parametrize(
@@ -243,8 +400,11 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, bas
             dict(init_from="scratch", n_layer=1),
             "rewards are for a model that answers: name it, as in --init_from",
         ),
+        (dict(tasks="add,reverse,add"), "--tasks=add,reverse,add: name each task once"),
+        (dict(group=1), "--group is 1: it should be greater than or equal to 2"),
         (dict(group=3), "--group=3 does not divide the 16 answers of a step: change --batch_size"),
         (dict(reward="mine.py:check"), "--reward=mine.py:check: cannot be loaded (FileNotFoundError: "),
+        (dict(dropout=0.1), "--dropout: learning from rewards does not use it: leave it out"),
         (dict(max_new_tokens=90), " and with --max_new_tokens=90 more than block_size=96: give fewer"),
     ],
 )

@@ -419,6 +419,7 @@ def test_an_option_that_is_true_or_false_may_stand_alone(words):
         ("import nanojaxgpt_no_such_module\n", 1, "ModuleNotFoundError"),
         ("def deep():\n    deep()\ndeep()\n", 2, "RecursionError"),
         ("batch_size = 1\0\n", 1, "null bytes"),
+        ("n_layer = 2\nraise SystemExit(0)\n", 2, "SystemExit: 0"),
         ("raise ValueError('\\x1b[2J' + 'x' * 20_000)\n", 1, "ValueError: ?[2Jxxx"),
     ],
 )

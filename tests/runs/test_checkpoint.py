@@ -434,13 +434,14 @@ def test_a_manifest_of_another_format_is_refused_in_one_line(copied, tmp_path, w
     for read in (latest_manifest, load_run):
         said = refusal(read, str(tmp_path))
         assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: its manifest has format {written or 1!r}")
-        assert "this version reads 3 and 4 only" in said
+        assert "this version reads 3 to 5 only" in said
 
 
-def test_a_manifest_of_the_format_before_is_read(copied, tmp_path):
+@pytest.mark.parametrize("lacks", [{"score": "loss"}, {"score": "loss", "sha256": {}}])
+def test_a_manifest_of_a_format_before_is_read(lacks, copied, tmp_path):
     path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
-    values = json.loads(path.read_text()) | {"format": 3}
-    assert values.pop("sha256") == {}
+    values = json.loads(path.read_text()) | {"format": 5 - len(lacks)}
+    assert {name: values.pop(name) for name in lacks} == lacks
     path.write_text(json.dumps(values))
     assert latest_manifest(str(tmp_path)) == MANIFEST
 
@@ -452,5 +453,5 @@ def test_any_damage_to_a_manifest_is_one_line(tmp_path):
     path.write_text(json.dumps(MANIFEST.to_json() | changes))
     assert read_manifest(tmp_path / "2").options.n_embd == 16
     # Some values may be others.
-    free = ("options", "vocab_size", "tokenizer", "best_val_loss", "base", "sha256", "checksums")
+    free = ("options", "vocab_size", "tokenizer", "best_val_loss", "base", "sha256", "score", "checksums")
     assert_named(path, lambda: read_manifest(tmp_path / "2"), free, tmp_path / "2")

@@ -139,6 +139,16 @@ def test_the_curves_are_drawn(options, saved_figures):
     assert (folder / "loss.png").read_bytes() == written
 
 
+def test_of_a_run_that_learns_from_rewards_the_rewards_are_drawn(tmp_path, saved_figures):
+    steps = [{"iter": i, "loss": 0.1, "reward": i / 4} for i in range(4)]
+    metrics_module.draw([{"iter": 0, "val/reward": 0.5, "val/add": 0.5}, *steps], tmp_path / "loss.png")
+    ((figure, _),) = saved_figures
+    (axes,) = figure.axes
+    curves = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert curves == {"reward": [[i, i / 4] for i in range(4)], "val/reward": [[0, 0.5]]}
+    assert axes.get_ylabel() == "mean reward"
+
+
 def test_a_disk_that_fills_up_is_one_line(options):
     metrics = start(options)
     with open("/dev/full", "w", buffering=1) as metrics.file:

@@ -52,7 +52,7 @@ class Run:
                 manifest = checkpoints.manifest(iteration)
             except (UserError, OSError):  # damaged, or just deleted by training
                 continue
-            loss = checkpoints.loss(iteration)
+            loss = checkpoints.loss(iteration) if manifest.score == "loss" else None
             if not found:
                 self.start, self.block_size = started_from(manifest), manifest.options.block_size
                 if self.start:
@@ -146,7 +146,7 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
     if options.beside and not same_tokens(latest_manifest(options.beside).tokenizer, description):
         raise UserError(f"--beside={options.beside}: has another vocabulary than --out_dir={options.out_dir}")
     others = [Run(options.beside, options.dtype, beside=True)] if options.beside else []
-    vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
+    vocab_size = tokenizer.in_common(model.config.vocab_size)
     make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
     # A run's conversations begin as its documents do; a pretrained model's template writes all there is.
     chat = Chat(tokenizer.description, document_start(description) if of_a_run else None)

@@ -479,6 +479,24 @@ def test_to_see_which_of_two_runs_is_better_here_takes_three_clicks(open_page, t
 
 
 @pytest.mark.slow
+def test_a_run_that_learns_from_rewards_shows_rewards(open_page, run):
+    before = (run / "metrics.jsonl").read_text()
+    lines = [
+        {"iter": 0, "val/reward": 0.75},
+        {"iter": 0, "loss": 0.1, "reward": 0.5},
+        {"iter": 1, "val/reward": 0.25},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = open_page("run", empty=False)
+    page.wait_for_selector("#run-figures dd:has-text('0.750 at 0')")  # the highest
+    names = page.locator("#run-figures dt").all_inner_texts()
+    assert "best held-out reward" in names and "reward of the batch" in names
+    assert page.locator("#run-chart figcaption").inner_text().startswith("Mean reward, by iteration")
+    assert page.locator("#run-chart").get_by_text("nats").count() == 0
+    (run / "metrics.jsonl").write_text(before)
+
+
+@pytest.mark.slow
 def test_the_curves_grow_while_the_run_trains(open_page, run):
     page = open_page("run", empty=False)
     page.wait_for_selector("#run-figures dd")

@@ -10,12 +10,19 @@ const EVERY = 2000; // milliseconds between questions for new records
 const SMALL = { tokens_per_second: "Tokens per second", grad_norm: "Norm of the gradient", lr: "Learning rate",
   ms: "Milliseconds per step" };
 
+// What is drawn and told of a run that learns from texts, or from rewards. Curves: field, name, kind, colour.
+const LOSS = { field: "loss", title: "Loss, in nats per token, by iteration", best: "best validation loss", sign: 1,
+  curves: [["loss", "batch", "line", 3], ["train/loss", "train", "dots", 2], ["val/loss", "validation", "dots", 1]] };
+const REWARD = { field: "reward", title: "Mean reward, by iteration", best: "best held-out reward", sign: -1,
+  curves: [["reward", "batch", "line", 3], ["val/reward", "held out", "dots", 1]] };
+
 /** @type {{name: string, records: any[], offset: number}[]} */
 let runs;
 let asking = false;
 
 const together = { at: state(null), range: state(null) };
-const showLoss = chart(byId("run-chart"), { title: "Loss, in nats per token, by iteration", tools: true, ...together });
+/** @type {ReturnType<typeof chart>} */
+let showScore;
 const small = Object.entries(SMALL).map(([name, title]) => {
   const card = el("div", { class: "card" }), format = name === "tokens_per_second" ? short : plain;
   byId("quarters").append(card);
@@ -66,16 +73,17 @@ function draw() {
     records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
   const curve = (field, name, kind, colour) => runs.map((run, i) => ({ kind, colour, run: i,
     points: points(run.records, field), name: runs.length > 1 ? `${run.name}: ${name}` : name }));
-  showLoss([...curve("loss", "batch", "line", 3), ...curve("train/loss", "train", "dots", 2),
-    ...curve("val/loss", "validation", "dots", 1)]);
+  const { field, title, best, sign, curves } = records.some((record) => "val/reward" in record) ? REWARD : LOSS;
+  showScore ??= chart(byId("run-chart"), { title, tools: true, ...together });
+  showScore(curves.flatMap((each) => curve(...each)));
   for (const { show, name } of small) show(curve(name, "", "line", 1));
   const last = records.findLast((record) => "loss" in record) ?? {};
-  const best = points(records, "val/loss").sort((a, b) => a[1] - b[1])[0];
+  const found = points(records, `val/${field}`).sort((a, b) => sign * (a[1] - b[1]))[0];
   const whole = (x) => x && Math.round(x).toLocaleString("en");
   byId("run-figures").replaceChildren(...figures([
     ["iteration", whole(records[records.length - 1]?.iter)],
-    ["loss of the batch", last.loss?.toFixed(3)],
-    ["best validation loss", best && `${best[1].toFixed(3)} at ${whole(best[0])}`],
+    [`${field} of the batch`, last[field]?.toFixed(3)],
+    [best, found && `${found[1].toFixed(3)} at ${whole(found[0])}`],
     ["tokens per second", whole(last.tokens_per_second)],
     ["memory", last.memory_mb && `${whole(last.memory_mb)} MB`],
     ["MFU", last.mfu && `${(100 * last.mfu).toFixed(1)}%`],
