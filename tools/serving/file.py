@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from config.command_line import UserError
+from config.command_line import UserError, spell
 from data.conversations import render
 from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
 from model import GPT, leaf_name
@@ -29,6 +29,12 @@ ASKS_NOBODY = "default-src 'none'; img-src data: blob:; base-uri 'none'; form-ac
 # These are regular expressions of JavaScript, whose own \s is not quite Unicode's white space.
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+# What means the same in JavaScript as in the library, of a Split's regular expression: no ASCII \w, \d or \b,
+# no possessive quantifiers, scripts or lines.
+ESCAPED = r"\\[pP]\{[A-Z][a-z]?\}|\\[rntf]|\\[\^$\\.*+?()\[\]{}|/]"
+ATOM = rf"{ESCAPED}|\\[sS]|\[\^?(?:{ESCAPED}|\\[s-]|[^\[\]\\&])+\]|[^\^$\\.*+?()\[\]{{}}|]"
+QUANTIFIER = r"(?:[?*+]|\{\d+(?:,\d*)?\})\??"
+SHARED = re.compile(rf"(?:\((?:\?(?:[:!=]|i:)|(?!\?))|\||(?:\)|{ATOM})(?:{QUANTIFIER})?)*")
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 SYSTEM_FIRST = ["system", "user", "assistant", "user"]
 ADVICE = (
@@ -136,13 +142,14 @@ def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
     def pieces(roles: list[str], mark: str) -> dict[str, str]:
         contents = [f"{mark}{i}{mark}" for i in range(len(roles))]
         messages = [{"role": role, "content": x} for role, x in zip(roles, contents, strict=True)]
-        text, answers = render(chat.template, chat.names, messages, add_generation_prompt=True)
+        names = chat.names | {"strftime_now": None}  # a template that asks for it would keep today's date
+        text, answers = render(chat.template, names, messages, add_generation_prompt=True)
         said = [text.index(x) for x, role in zip(contents, roles, strict=True) if role == "assistant"]
         if answers and said != [begin for begin, _ in answers]:
             raise ValueError("what is learned is not what the assistant says")
         apart.append(len(answers) > 0)
-        names = [f"{a}>{b}" for a, b in pairwise(["", *roles, ""])]
-        return dict(zip(names, re.split("|".join(contents), text), strict=True))
+        places = [f"{a}>{b}" for a, b in pairwise(["", *roles, ""])]
+        return dict(zip(places, re.split("|".join(contents), text), strict=True))
 
     try:
         for roles in (SYSTEM_FIRST, SYSTEM_FIRST[1:]):
@@ -151,7 +158,7 @@ def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
         if again.items() <= between.items():
             return {"between": between, "start": chat.start, "apart": all(apart)}, None
     except Exception:
-        pass  # of a template that refuses a system message, or changes what is said
+        pass  # of a template that refuses a system message, changes what is said, or asks for the date
     return None, "the page cannot follow this model's chat template: serve the model with serve.py instead"
 
 
@@ -199,7 +206,8 @@ def pattern_of(library: dict[str, Any]) -> str:
             {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
         ]:
-            pass
+            if not SHARED.fullmatch(pattern):
+                raise UserError(f"the tokenizer splits words by {spell(pattern)}: {ADVICE}")
         case _:
             pattern = None
     odd = [model.get(name) for name in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")]

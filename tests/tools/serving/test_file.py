@@ -265,6 +265,67 @@ def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, to
         assert [token["text"] for token in found["tokens"]] == [spelled[x.start : x.end] for x in tokens]
 
 
+def with_words(pattern: str) -> JsonTokenizer:
+    """A tokenizer of bytes whose words a regular expression finds, with added tokens that overlap."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({x: i for i, x in enumerate(alphabet)}, []))
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_tokens(["\n", "\n\n", "\n\n\n"])
+    tokenizer.add_special_tokens(["<a>", "<a><b>"])
+    return JsonTokenizer(tokenizer.to_str())
+
+
+@node
+@pytest.mark.parametrize(
+    "pattern", [r"\p{N}{1,3}", r"[^\r\n\p{L}\p{N}]?\p{L}+|(?:a|b)??c\.", r"\s+(?!\S)|x{2}"]
+)
+def test_what_no_word_matches_and_overlapping_tokens_are_the_librarys(tmp_path, pattern):
+    tokenizer = with_words(pattern)
+    written(tmp_path, random_model(replace(GPT2, vocab_size=tokenizer.vocab_size)), tokenizer=tokenizer)
+    texts = ["abc 123 def", "a\n\n\n\nb\n", "<a><b><a>", "xx  12345ac.\n\n x"]
+    for text, found in zip(
+        texts, ask(tmp_path, *(("inside/tokens", {"text": x}) for x in texts)), strict=True
+    ):
+        assert [token["id"] for token in found["tokens"]] == tokenizer.encode(text).tolist()
+    [half] = ask(tmp_path, ("inside/tokens", {"text": "a\ud83d"}))
+    assert half["error"] == "The text has half of a character: take it out."
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\w+",
+        r"\d",
+        r"\bx",
+        r"\p{L}++",
+        r"\p{N}?+",
+        r"(?i)abc",
+        r"\p{Han}+",
+        r"^a",
+        "a$",
+        ".",
+        r"(?>a)",
+        r"\h+",
+    ]
+    + [r"[\w]+", r"[a&&b]", r"[[:alpha:]]", r"\R", r"x{,3}", r"\'", r"[\S]"],
+)
+def test_a_regular_expression_that_javascript_reads_otherwise_is_refused(pattern):
+    with pytest.raises(UserError, match="the tokenizer splits words by .* serve.py"):
+        in_javascript(with_words(pattern))
+
+
+def test_a_template_that_asks_for_the_date_is_not_followed():
+    template = (
+        "{{ strftime_now('%Y') }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    )
+    for text, follows in ((template, False), (template.replace("{{ strftime_now('%Y') }}", ""), True)):
+        lacks = conversations(Chat({"uses": {"chat_template": text, "special_tokens": {}}}))[1]
+        assert (lacks is None) == follows
+
+
 @node
 def test_a_character_that_the_model_lacks_is_named(tmp_path):
     written(tmp_path, random_model(GPT2))

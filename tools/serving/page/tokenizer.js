@@ -12,7 +12,8 @@ const utf8 = new TextEncoder();
 export function Tokenizer({ tokens, special, added, pattern, around: [before, after], alphabet, merges, whole }) {
   const ids = new Map(tokens.map((token, id) => [token, id])), words = new RegExp(pattern, "gsu");
   const escaped = (name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), unspelled = new Set(Object.values(special));
-  const [any, ordinary] = [Object.keys(special), added].map((x) => new RegExp(`(${x.map(escaped).join("|") || "(?!)"})`));
+  const oneOf = (names) => names.toSorted((a, b) => b.length - a.length).map(escaped).join("|") || "(?!)"; // the longest
+  const [any, ordinary] = [Object.keys(special), added].map((names) => new RegExp(`(${oneOf(names)})`));
   const order = merges && new Map(merges.map((pair, i) => [pair, i]));
   const rank = (a, b) => (order ? order.get(`${a} ${b}`) : ids.get(a + b)) ?? Infinity;
 
@@ -29,11 +30,23 @@ export function Tokenizer({ tokens, special, added, pattern, around: [before, af
     return parts.map((part) => ids.get(part));
   }
 
+  /** The words of a text, and what is between them. @param {string} text */
+  function split(text) {
+    const found = [];
+    let at = 0;
+    for (const { 0: word, index } of text.matchAll(words)) {
+      found.push(text.slice(at, index), word);
+      at = index + word.length;
+    }
+    return [...found, text.slice(at)].filter(Boolean);
+  }
+
   /** The tokens of a part of a text, in which names of special tokens may mean these or be ordinary text.
    * @param {string} text */
   function within(text, names = any) {
-    const known = (part) => (part.match(names)?.[0] === part ? [special[part]] : (part.match(words) ?? []).flatMap(idsOf));
-    return text.toWellFormed().split(names).flatMap(known);
+    if (!text.isWellFormed()) throw new Error("The text has half of a character: take it out.");
+    const known = (part) => (part.match(names)?.[0] === part ? [special[part]] : split(part).flatMap(idsOf));
+    return text.split(names).flatMap(known);
   }
 
   /** The tokens of parts, each with whether a program wrote it: what a person says has no special tokens. */
