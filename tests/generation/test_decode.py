@@ -13,7 +13,7 @@ import pytest
 from fast import Fast
 from generation import decode as decoding
 from generation.cache import Cache, forward_with_cache, unstack_blocks
-from generation.decode import CHUNK, Settings, generate, prepare
+from generation.decode import CHUNK, DATA, GREEDY, PLAIN, Rows, Settings, generate, prepare, start
 from model import GPT, Compute, GPTConfig
 from tests.helpers import slowly
 from tests.models import changed
@@ -123,9 +123,9 @@ def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2,
         chunks.append((int(length[0]), tokens.shape[1], len(contexts)))
         return prefill(decoder, cache, tokens, length)
 
-    def spied_decode(decoder, cache, rows, n):
+    def spied_decode(decoder, cache, rows, n, constants):
         contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
-        return decode(decoder, cache, rows, n)
+        return decode(decoder, cache, rows, n, constants)
 
     monkeypatch.setattr(decoding, "prefill", spied_prefill)
     monkeypatch.setattr(decoding, "decode", spied_decode)
@@ -180,6 +180,24 @@ def test_it_is_compiled_once_for_all_settings_and_for_lengths_of_the_same_power_
             generated(model, prompt(2, P), n, temperature=0.1 * P, top_k=P, top_p=0.9, key=jax.random.key(P))
     compiled = Counter(re.findall(r"Compiling jit\((prefill|decode)\)", caplog.text))
     assert compiled == {"prefill": 1, "decode": 1}
+
+
+def test_a_program_for_settings_that_change_nothing_has_no_branches_and_draws_the_same_tokens():
+    model, rows = make(CONFIGS["gpt2"]), Rows.empty(2, SHAPE["vocab_size"])
+    for settings in (PLAIN, GREEDY):
+        rows.settings[:], rows.key[:], rows.left[:] = settings, [[0, 1], [0, 2]], 20
+        drawn = []
+        for constants, branches in ((DATA, True), (tuple(settings), False)):
+            decoder, cache = start(model, 2, S, SHAPE["vocab_size"])
+            program = decoding.decode.lower(decoder, cache, rows, np.int32(20), constants).compile()
+            assert (" conditional(" in program.as_text()) == branches
+            drawn.append(np.asarray(program(decoder, cache, rows, np.int32(20))[0]))
+        assert (drawn[0] == drawn[1]).all()
+
+
+def test_the_keys_of_rows_are_made_together_as_one_by_one():
+    one_by_one = [jax.random.key_data(jax.random.fold_in(KEY, row)) for row in range(3)]
+    assert (np.asarray(decoding.key_data_of_rows(KEY, 3)) == np.array(one_by_one)).all()
 
 
 def test_a_long_prompt_is_read_in_chunks():
