@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -230,8 +231,14 @@ def characters(symbols: str) -> tokenizers.Tokenizer:
 def write_card(folder: Path, model: GPT, family: Family, **facts: Any) -> None:
     """Write the model card, README.md; `facts` are the other fields of CARD."""
     parameters = sum(x.size for x in jax.tree.leaves(with_biases(model, family)))
-    card = CARD.format(architecture=architecture(family), parameters=parameters, **facts)
+    names = {name: as_plain_text(x) if isinstance(x, str) else x for name, x in facts.items()}
+    card = CARD.format(architecture=architecture(family), parameters=parameters, **names)
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def as_plain_text(name: str) -> str:
+    """Escape what Markdown would read as its own, or as HTML."""
+    return re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", " ".join(name.split()))
 
 
 def write_json(path: Path, values: dict) -> None:

@@ -194,6 +194,12 @@ def test_the_card_says_what_the_model_is(tmp_path, capsys):
     assert "on shakespeare\nfor 0 iterations. Its validation loss was not measured." in card
 
 
+def test_a_card_shows_names_as_they_are(tmp_path):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    card = (run_export(run, tmp_path / "[a](b) <i>_c_") / "README.md").read_text()
+    assert "# \\[a\\](b) \\<i\\>\\_c\\_\n" in card
+
+
 def test_the_card_of_a_run_that_learned_from_rewards_tells_its_reward(tmp_path):
     run = an_overfitted_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]), score="reward")
     card = (run_export(run, tmp_path / "to", "--checkpoint=best") / "README.md").read_text()
