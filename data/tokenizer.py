@@ -81,6 +81,11 @@ class Tokenizer(ABC):
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         """Return the first character of each of the text's tokens, and the one after its last."""
 
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """How many characters a token stands for at most."""
+
     @abstractmethod
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         """Return token ids as `encode`; any error refuses the text."""
@@ -144,6 +149,8 @@ class CharTokenizer(Tokenizer):
             raise ValueError(f"the vocabulary of {self.vocab_size} characters lacks {lacks}")
         return np.fromiter((self._id_of[symbol] for symbol in text), np.int32, len(text))
 
+    longest = 1
+
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         return [(i, i + 1) for i in range(len(text))]
 
@@ -168,6 +175,10 @@ class TiktokenTokenizer(Tokenizer):
         allowed = {"<|endoftext|>"} if special else set()
         # Its regular expression gives up at about a million spaces in a row.
         return self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
+
+    @functools.cached_property
+    def longest(self) -> int:
+        return max(map(len, self._encoding.token_byte_values()))
 
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         character = np.repeat(np.arange(len(text)), [len(symbol.encode()) for symbol in text])  # of each byte
@@ -203,6 +214,10 @@ class JsonTokenizer(Tokenizer):
 
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         return self._library(special).encode(text, add_special_tokens=False).offsets
+
+    @functools.cached_property
+    def longest(self) -> int:
+        return max(map(len, self._tokenizer.get_vocab()))
 
     def _library(self, special: bool) -> Any:
         """Return the library's tokenizer, one for each way to read names of special tokens.

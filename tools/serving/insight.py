@@ -3,7 +3,8 @@
 import base64
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from anyio import from_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from jax import lax
@@ -190,13 +192,22 @@ def chat(served: Here, fields: Conversation) -> Response:
 # Views
 
 
+@contextmanager
+def turn(served: Served, request: Request) -> Generator[None]:
+    """Within, this view alone is computed. Raises ApiError where the client has gone while it waited."""
+    with TURN, served.worker.on_devices():
+        if from_thread.run(request.is_disconnected):
+            raise ApiError("the client has gone", status=499)
+        yield
+
+
 @inside.post("/places")
-def places_of(served: Here, fields: PlacesBody) -> Response:
+def places_of(request: Request, served: Here, fields: PlacesBody) -> Response:
     """The likeliest tokens at each place of a text, and after it."""
     ids = read_text(fields, served, limits(served.model.config)["tokens"])
     if fields.prompt > len(ids):
         raise ApiError(f"prompt is {fields.prompt}, and the text has {len(ids)} tokens", "prompt")
-    with TURN, served.worker.on_devices():
+    with turn(served, request):
         model = weights_of(served, fields.checkpoint)
         seen = places(model, ids, fields.prompt, fields, served.vocab_size)
     columns = seen.likeliest.tolist(), *(rounded(np.asarray(x)) for x in seen[1:])
@@ -207,10 +218,10 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
 
 
 @inside.post("/attention")
-def attention_of(served: Here, fields: Text) -> Response:
+def attention_of(request: Request, served: Here, fields: Text) -> Response:
     """The attention weights of every head: the rows up to the diagonal, in 65535ths."""
     ids = read_text(fields, served, limits(served.model.config)["attention"])
-    with TURN, served.worker.on_devices():
+    with turn(served, request):
         weights = attention(weights_of(served, fields.checkpoint), ids)  # (L, H, T, T)
     L, H, T, _ = weights.shape
     rows, columns = np.tril_indices(T)
@@ -219,24 +230,24 @@ def attention_of(served: Here, fields: Text) -> Response:
 
 
 @inside.post("/lens")
-def lens_of(served: Here, fields: LensBody) -> Response:
+def lens_of(request: Request, served: Here, fields: LensBody) -> Response:
     """What the head predicts after each layer, and the norms of the residual stream and its parts."""
     ids = read_text(fields, served, limits(served.model.config)["lens"])
-    with TURN, served.worker.on_devices():
+    with turn(served, request):
         seen = lens(weights_of(served, fields.checkpoint), ids, min(fields.k, served.vocab_size))
     numbers = {name: rounded(x) for name, x in seen._asdict().items() if name != "tokens"}
     return answer(served, ids, likeliest=seen.tokens.tolist(), names=names(served, seen.tokens), **numbers)
 
 
 @inside.post("/cell")
-def cell_of(served: Here, fields: CellBody) -> Response:
+def cell_of(request: Request, served: Here, fields: CellBody) -> Response:
     """How a head comes to the weight with which a token reads another."""
     ids, config = read_text(fields, served, limits(served.model.config)["attention"]), served.model.config
     most = {"layer": config.n_layer, "head": config.n_head, "reader": len(ids), "read": fields.reader + 1}
     for name, n in most.items():
         if getattr(fields, name) >= n:
             raise ApiError(f"{name} is {getattr(fields, name)}, expected less than {n}", name)
-    with TURN, served.worker.on_devices():
+    with turn(served, request):
         seen = heads(weights_of(served, fields.checkpoint), ids)
     upto, shared = slice(fields.reader + 1), fields.head * config.kv_heads // config.n_head
     query = seen.queries[fields.layer, fields.head, fields.reader]
@@ -248,12 +259,12 @@ def cell_of(served: Here, fields: CellBody) -> Response:
 
 
 @inside.post("/write")
-def write(served: Here, fields: WriteBody) -> Response:
+def write(request: Request, served: Here, fields: WriteBody) -> Response:
     """The text and its continuation by a checkpoint: the tokens that the API would give if it was served."""
     ids = read_text(fields, served, limits(served.model.config)["tokens"])
     if fields.max_tokens > (most := served.max_tokens):
         raise ApiError(f"max_tokens is {fields.max_tokens}, expected {most} at most", "max_tokens")
-    with TURN, served.worker.on_devices():
+    with turn(served, request):
         drawn = generate(
             weights_of(served, fields.checkpoint),
             ids[None],

@@ -15,6 +15,7 @@ from generation.engine import Request
 from tools.serving.served import Served
 from tools.serving.server import ApiError
 
+AT_EASE = 10**5  # characters, which are encoded in a blink even in quadratic time
 SEQUENCES = 128  # of one request: prompts times n
 
 # OpenAI's fields that this server lacks: ignored, or accepted with a value that asks for nothing.
@@ -139,9 +140,7 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
         prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
         param = "prompt"
     if (length := max(map(len, prompts))) > most:
-        why = f"This model's maximum context length is {most} tokens"
-        message = f"{why}. However, your {param} resulted in {length} tokens."
-        raise ApiError(message, param, code="context_length_exceeded")
+        raise too_long(served, param, f"resulted in {length} tokens")
     seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32
     requests = [
         Request(
@@ -180,6 +179,12 @@ def check_options(fields: CompletionBody | ChatBody, served: Served) -> int:
     return wanted
 
 
+def too_long(served: Served, param: str, what: str) -> ApiError:
+    most = served.model.config.block_size
+    message = f"This model's maximum context length is {most} tokens. However, your {param} {what}."
+    return ApiError(message, param, code="context_length_exceeded")
+
+
 @jax.jit
 def key_of_row(seed: Int[Array, ""], row: Int[Array, ""]) -> PRNGKeyArray:
     """Return what `keys_of_rows` of the engine does for one row, in a tenth of the time."""
@@ -197,6 +202,7 @@ def read_ids(
 ) -> Int[np.ndarray, " T"]:
     """Return token ids, or those of a text; if it is empty, the end-of-text token. Raises ApiError."""
     if isinstance(ids, str):
+        check_length(served, param, [ids])
         try:
             ids = served.tokenizer.encode(ids, add_special_tokens=add_special_tokens).tolist()
         except UserError as error:  # as for a character that is not in the vocabulary
@@ -210,8 +216,16 @@ def read_ids(
 
 def read_messages(served: Served, messages: list[Message]) -> Int[np.ndarray, " T"]:
     """Return the prompt's tokens. Raises ApiError."""
-    ids = served.chat.prompt(served.tokenizer, [message.plain() for message in messages])
-    return read_ids(served, "messages", ids.tolist())
+    plain = [message.plain() for message in messages]
+    check_length(served, "messages", [message["content"] for message in plain])
+    return read_ids(served, "messages", served.chat.prompt(served.tokenizer, plain).tolist())
+
+
+def check_length(served: Served, param: str, texts: list[str]) -> None:
+    """Raise ApiError for what is too long however it is encoded, which may take minutes."""
+    length, most = sum(map(len, texts)), served.model.config.block_size
+    if len(texts) > max(AT_EASE // 100, most) or length > max(AT_EASE, most * served.tokenizer.longest):
+        raise too_long(served, param, f"have {length:,} characters in {len(texts):,} texts")
 
 
 def check_ids(served: Served, param: str, ids: Iterable[int]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import sample
+from data.tokenizer import CharTokenizer
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import serving
 
@@ -270,6 +271,21 @@ def test_a_prompt_longer_than_the_context_is_refused_in_openais_words(complete, 
     message = "This model's maximum context length is 32 tokens. However, your prompt resulted in 33 tokens."
     kind = {"type": "invalid_request_error", "param": "prompt", "code": "context_length_exceeded"}
     assert caught.value.body == {"message": message} | kind
+
+
+@pytest.mark.parametrize("words", [{"prompt": "b" * 10**6}, {"prompt": ["a", "b" * 10**6]}])
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(complete, monkeypatch, words):
+    monkeypatch.setattr(CharTokenizer, "encode", lambda *_, **__: 1 / 0)
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 32 tokens. However, you"):
+        complete(**words)
+
+
+@pytest.mark.parametrize("sizes", [[10**6], 20_000 * [1]])
+def test_so_are_conversations(chat, monkeypatch, sizes):
+    monkeypatch.setattr(CharTokenizer, "encode", lambda *_, **__: 1 / 0)
+    with pytest.raises(openai.BadRequestError, match="However, your messages have") as caught:
+        chat(messages=[{"role": "user", "content": n * "b"} for n in sizes])
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_so_are_messages_and_nothing_of_them_is_cut(chat):

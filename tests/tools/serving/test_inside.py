@@ -3,10 +3,12 @@
 import base64
 import re
 import shutil
+import threading
 import urllib.request
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from runs.load import load_run
 from tests.models import forward, nll
 from tests.tools.serving.served_run import BLOCK_SIZE, ITERATIONS, SYMBOLS, TEXT, ask, serving, train_run
 from tools.inside.views import attention, lens
+from tools.serving import insight
 from tools.serving.app import PAGE
 from tools.serving.insight import inside, windows
 from tools.serving.served import Run
@@ -322,3 +325,12 @@ def test_the_page_runs_no_inline_code_and_names_no_other_host():
     for path in PAGE.iterdir():
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name, which nobody asks for
         assert "innerHTML" not in text and "://" not in text, path
+
+
+def test_a_view_whose_client_has_gone_is_not_computed(server, monkeypatch):
+    computed = threading.Event()
+    monkeypatch.setattr(insight, "lens", lambda *_: computed.set())
+    with insight.TURN, pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server[0]}/inside/lens", json={"text": "the", "k": 1}, timeout=1)
+    ask(f"{server[0]}/inside/attention", {"text": "the"})  # waits for its turn after it
+    assert not computed.is_set()
