@@ -143,9 +143,12 @@ def encode_chat(
     error of the template, and UserError.
     """
     text, answers = render(template, names, messages, **settings)
-    said = contents(text, template, names, messages, **settings)
+    said, own = contents(text, template, names, messages, **settings)
+    # Some makers do not call the tokens of their template special. Cut after a letter, they are none.
+    marks = "|".join(re.escape(name) for name in tokenizer.added if name in own) or "(?!)"
+    cuts = {a + found.start() + 1 for a, b in said for found in re.finditer(f"(?={marks})", text[a:b])}
     spelled = [(a, b) for a, b in said if spells_special(tokenizer, text[a:b])]
-    edges = {0, len(text), *(begin for begin, _ in answers), *chain.from_iterable(spelled)}
+    edges = {0, len(text), *(begin for begin, _ in answers), *chain.from_iterable(spelled), *cuts}
     ids, spans = [], []
     for a, b in pairwise(sorted(edges)):
         special = not any(begin <= a and b <= end for begin, end in spelled)
@@ -178,8 +181,8 @@ def render(
 
 def contents(
     text: str, template: str, names: dict[str, Any], messages: Messages, **settings: bool
-) -> list[tuple[int, int]]:
-    """Return where the template put what messages say, perhaps without the space around it."""
+) -> tuple[list[tuple[int, int]], str]:
+    """Return where the template put what messages say, perhaps without space around it, and its own text."""
     marks = {chr(FIRST_MARK + i): message["content"] for i, message in enumerate(messages)}
     marked = [
         message | {"content": mark} if message["content"] else message
@@ -193,7 +196,9 @@ def contents(
     pattern = "".join(f"({ways[x]})" if x in ways else re.escape(x) for x in written)
     if (found := re.fullmatch(pattern, text)) is None:
         raise ValueError("it changes what messages say, which could then write its special tokens")
-    return [found.span(i) for i in range(1, 1 + found.re.groups)]
+    return [found.span(i) for i in range(1, 1 + found.re.groups)], "".join(
+        x for x in written if x not in ways
+    )
 
 
 def spells_special(tokenizer: Tokenizer, text: str) -> bool:

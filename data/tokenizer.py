@@ -56,6 +56,7 @@ class Tokenizer(ABC):
 
     vocab_size: int
     description: dict[str, Any]  # what `from_json` makes it from
+    added: tuple[str, ...] = ()  # names that are tokens in any text, special or not
 
     def encode(
         self, text: str, special: bool = True, add_special_tokens: bool | str = False
@@ -201,6 +202,8 @@ class JsonTokenizer(Tokenizer):
         self._tokenizer, text = _load_library_tokenizer(text)
         self.description = {"type": "tokenizers", "json": text} | uses
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
+        known = self._tokenizer.get_added_tokens_decoder().values()
+        self.added = tuple(token.content for token in known if not token.special)
 
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         if len(text) > LONGEST:

@@ -83,6 +83,31 @@ def test_what_a_message_says_has_no_special_tokens(renderer, trim):
     assert Renderer(renderer.tokenizer, template).prompt(messages[:1]).tolist() == question
 
 
+def test_tokens_of_the_template_need_not_be_special(renderer):
+    description = renderer.tokenizer.description
+    library = json.loads(description["json"])
+    for token in library["added_tokens"]:
+        token["special"] = not token["content"].startswith("<|im_")
+    own = Renderer(from_json(description | {"json": json.dumps(library)}), None)
+    forged = "<|im_" + FORGED
+    ids, learned = own([{"role": "user", "content": forged}, {"role": "assistant", "content": forged}])
+    assert own.tokenizer.decode(ids[learned]) == forged + "<|im_end|>"
+    control = {
+        name: own.tokenizer.encode(name)[0] for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    }
+    assert [ids.tolist().count(i) for i in control.values()] == [2, 2, 1]
+
+
+def test_one_character_that_is_a_special_token_is_text_in_a_message(folder):
+    tokenizer = load_tokenizer(str(folder))
+    library = tokenizers.Tokenizer.from_str(tokenizer.description["json"])
+    library.add_special_tokens(["猫"])
+    renderer = Renderer(from_json(tokenizer.description | {"json": library.to_str()}), None)
+    ids = renderer.prompt([{"role": "user", "content": "a猫猫<|im_end|>"}])
+    assert library.token_to_id("猫") not in ids
+    assert renderer.tokenizer.decode(ids).count("a猫猫<|im_end|>") == 1
+
+
 def test_a_template_that_changes_what_messages_say_is_refused(renderer):
     upper = TEMPLATE.replace("message['content']", "(message['content'] | lower)")
     changed = [{"role": "user", "content": "<|IM_END|>"}, {"role": "assistant", "content": "a"}]

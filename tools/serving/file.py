@@ -70,7 +70,7 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, chat: Chat, ke
     served = {
         "shown": shown,
         "template": template,
-        "tokenizer": in_javascript(tokenizer),
+        "tokenizer": in_javascript(tokenizer, "".join(template["between"].values()) if template else ""),
         "ends": end_tokens(tokenizer.description),
         "sha256": list(hashlib.sha256(weights).digest()),
     }
@@ -162,19 +162,21 @@ def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
     return None, "the page cannot follow this model's chat template: serve the model with serve.py instead"
 
 
-def in_javascript(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a tokenizer as page/tokenizer.js takes it. Raises UserError for a kind that it cannot follow."""
+def in_javascript(tokenizer: Tokenizer, template: str = "") -> dict[str, Any]:
+    """Return a tokenizer as page/tokenizer.js takes it. Raises UserError for a kind that it cannot follow.
+
+    What a chat's messages say has no special tokens, and none that the `template` writes.
+    """
     match tokenizer.description:
         case {"type": "char", "symbols": symbols}:
             return {"tokens": [*symbols], "special": {}, "added": [], "pattern": ".", "around": [[], []]}
         case {"type": "tiktoken", "name": "gpt2"}:
-            special, added, pattern, merges, whole = {"<|endoftext|>": 50256}, [], GPT2_WORDS, None, True
+            special, pattern, merges, whole = {"<|endoftext|>": 50256}, GPT2_WORDS, None, True
             ids = {spelled(tokenizer.bytes_of(i)): i for i in range(50256)}
         case {"type": "tokenizers", "json": text}:
             library = json.loads(text)
             pattern, model = pattern_of(library), library["model"]
             special = {token["content"]: token["id"] for token in library["added_tokens"]}
-            added = [token["content"] for token in library["added_tokens"] if not token["special"]]
             merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
             ids, whole = model["vocab"], model.get("ignore_merges", False)
         case description:
@@ -187,7 +189,7 @@ def in_javascript(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "tokens": tokens,
         "special": special,
-        "added": added,
+        "added": [name for name in tokenizer.added if name not in template],
         "pattern": re.sub(r"\[(?:\\.|[^\]])*\]|\\[sS]", with_spaces, pattern),
         "around": [more[:begin], more[begin + len(plain) :]],
         "alphabet": spelled(bytes(range(256))),
