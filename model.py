@@ -20,6 +20,7 @@ here; fast.py chooses bfloat16 on GPUs and TPUs. Scores and logits are float32, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -35,8 +36,9 @@ Queries = Float[Array, "B H T C"]
 Keys = Float[Array, "B K S C"]  # or values
 Mask = Bool[Array, "_ T S"]  # True: the query attends to the key. _ is B, or 1 for all rows
 Positions = Int[Array | np.ndarray, "_ T"]
-DropoutKey = PRNGKeyArray | None  # None: no dropout
-LayerKeys = Shaped[PRNGKeyArray, " L"] | None
+# A key, or one for each row, whose masks are then the same beside whichever rows; None: no dropout.
+DropoutKey = Shaped[PRNGKeyArray, "*B"] | None
+LayerKeys = Shaped[PRNGKeyArray, "L *B"] | None
 # attend(q, k, v, key): q (B, T, H, C), k and v (B, T, K, C), a key for dropout or None -> (B, T, H, C).
 # Linear layers return heads in this order of axes; matrix products want (B, H, T, C).
 Attend = Callable[..., Float[Array, "B T H C"]]
@@ -85,6 +87,9 @@ class Compute:
         """Zero each element with probability `rate` and scale up the rest (arXiv:1207.0580)."""
         if key is None or rate == 0:
             return x
+        return jax.vmap(self.drop, (0, None, 0))(x, rate, key) if key.ndim else self.drop(x, rate, key)
+
+    def drop(self, x: Float[Array, "..."], rate: float, key: PRNGKeyArray) -> Float[Array, "..."]:
         return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
 
     def attention_weights(self, q: Queries, k: Keys, mask: Mask) -> Float[Array, "B K G T S"]:
@@ -186,8 +191,11 @@ class GPTConfig:
 
 
 def split_key(key: DropoutKey, n: int = 2):
-    """Split a key into n; no key gives n times None."""
-    return [None] * n if key is None else jax.random.split(key, n)
+    """Split a key into n, or the key of each row; no key gives n times None."""
+    if key is None:
+        return [None] * n
+    split = partial(jax.random.split, num=n)
+    return jax.vmap(split, out_axes=1)(key) if key.ndim else split(key)
 
 
 class Linear(eqx.Module):
@@ -410,7 +418,7 @@ class GPT(eqx.Module):
     def features(self, tokens: Tokens, *, key: DropoutKey = None) -> Stream:
         """Compute everything except the head."""
         embed_key, blocks_key = split_key(key)
-        layer_keys = None if blocks_key is None else jax.random.split(blocks_key, self.config.n_layer)
+        layer_keys = None if blocks_key is None else split_key(blocks_key, self.config.n_layer)
         positions, attend = causal_attention(self.config, tokens)
         x = self.embed(tokens, positions, embed_key)
         return self.ln_f(self.config.compute.blocks(self.blocks, x, attend, layer_keys))
