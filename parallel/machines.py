@@ -43,7 +43,7 @@ def on_devices(options: Any) -> Generator[None]:
         keep_compiled_programs()
     connect(options)
     try:
-        choose_device(options.device, options.deterministic)
+        choose_device(options.device, getattr(options, "deterministic", False))  # evaluate.py has none
         if jax.process_index() > 0:
             sys.stdout = open(os.devnull, "w")
         check_same(**{name: value for name, value in vars(options).items() if name != "process_id"})
