@@ -15,6 +15,11 @@ from pathlib import Path
 if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit("error: this Python is older than 3.11: make .venv anew with Python 3.11, 3.12 or 3.13")
 
+# Where one is closed, as by `>&-`, the next file would get its number, and what libraries print there.
+for _name in ("stdin", "stdout", "stderr"):
+    if getattr(sys, _name) is None:
+        setattr(sys, _name, open(os.devnull, "r+"))
+
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no advice to install PyTorch
 
 

@@ -44,9 +44,6 @@ class UserError(Exception):
 
 def command(main: Callable[[list[str]], int | None]) -> None:
     """Run a command's `main(argv)`, and exit with its status; after an error with 2, a user's in one line."""
-    for name in ("stdout", "stderr"):  # closed, as by >&-: a file that is opened next would be written to
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py sets it

@@ -79,11 +79,11 @@ class Manifest:
         for name in FIXED:
             check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
-        rows, theirs = (x.batch_size * x.gradient_accumulation_steps for x in (self.options, saved.options))
-        if self.options.sampling == saved.options.sampling == "epoch" and rows != theirs:
-            raise UserError(
-                f"batch_size x gradient_accumulation_steps = {rows}, but the checkpoint {path} has {theirs}: "
-                "with --sampling=epoch this would skip or repeat windows of the epoch; give as many"
+        ours, theirs = ((x.seed, x.tokens_per_step) for x in (self.options, saved.options))
+        if self.options.sampling == saved.options.sampling == "epoch" and ours != theirs:
+            raise UserError(  # the iteration would not tell which windows of the epoch are left
+                f"sampling=epoch: the checkpoint {path} has seed={theirs[0]} and {theirs[1]} tokens a step: "
+                "give these, by --batch_size and --gradient_accumulation_steps, or train anew"
             )
         if (self.score, saved.score) == ("loss", "reward"):
             raise UserError(f"{path}: go on with rl.py, which trained it, or start from it with --init_from")
