@@ -30,11 +30,15 @@ ASKS_NOBODY = "default-src 'none'; img-src data: blob:; base-uri 'none'; form-ac
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 # What means the same in JavaScript as in the library, of a Split's regular expression: no ASCII \w, \d or \b,
-# no possessive quantifiers, scripts or lines.
+# no possessive quantifiers, scripts or lines, no {2}? (optional there), nothing repeated that may be empty;
+# a lookahead stands behind a + alone.
 ESCAPED = r"\\[pP]\{[A-Z][a-z]?\}|\\[rntf]|\\[\^$\\.*+?()\[\]{}|/]"
 ATOM = rf"{ESCAPED}|\\[sS]|\[\^?(?:{ESCAPED}|\\[s-]|[^\[\]\\&])+\]|[^\^$\\.*+?()\[\]{{}}|]"
-QUANTIFIER = r"(?:[?*+]|\{\d+(?:,\d*)?\})\??"
-SHARED = re.compile(rf"(?:\((?:\?(?:[:!=]|i:)|(?!\?))|\||(?:\)|{ATOM})(?:{QUANTIFIER})?)*")
+QUANTIFIER = r"[?*+]\??|\{(?:\d+,?|[01],[1-9])\}"
+LOOKAHEAD = rf"(?:{ATOM})\+\(\?[!=](?:{ATOM})\)"
+GROUP = rf"\((?:\?:)?(?:{ATOM})+(?:\|(?:{ATOM})+)*\)"
+SHARED = re.compile(rf"(?:{LOOKAHEAD}|{GROUP}(?:{QUANTIFIER})|(?:{ATOM})(?:{QUANTIFIER})?|\((?:\?:)?|[|)])*")
+CONTRACTIONS = re.compile(r"\(\?i:((?:\|?'(?:[sdmt]|ll|ve|re))+)\)")  # not every browser knows (?i:
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 SYSTEM_FIRST = ["system", "user", "assistant", "user"]
 ADVICE = (
@@ -142,7 +146,7 @@ def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
     def pieces(roles: list[str], mark: str) -> dict[str, str]:
         contents = [f"{mark}{i}{mark}" for i in range(len(roles))]
         messages = [{"role": role, "content": x} for role, x in zip(roles, contents, strict=True)]
-        names = chat.names | {"strftime_now": None}  # a template that asks for it would keep today's date
+        names = chat.names | {"strftime_now": no_date}
         text, answers = render(chat.template, names, messages, add_generation_prompt=True)
         said = [text.index(x) for x, role in zip(contents, roles, strict=True) if role == "assistant"]
         if answers and said != [begin for begin, _ in answers]:
@@ -162,6 +166,11 @@ def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
     return None, "the page cannot follow this model's chat template: serve the model with serve.py instead"
 
 
+def no_date(_: str) -> str:
+    """Stand for the date in a template. Raises ValueError: the file would keep the day of its export."""
+    raise ValueError("it asks for the date")
+
+
 def in_javascript(tokenizer: Tokenizer, template: str = "") -> dict[str, Any]:
     """Return a tokenizer as page/tokenizer.js takes it. Raises UserError for a kind that it cannot follow.
 
@@ -169,14 +178,17 @@ def in_javascript(tokenizer: Tokenizer, template: str = "") -> dict[str, Any]:
     """
     match tokenizer.description:
         case {"type": "char", "symbols": symbols}:
-            return {"tokens": [*symbols], "special": {}, "added": [], "pattern": ".", "around": [[], []]}
+            none = {"special": {}, "added": [], "later": [], "around": [[], []]}
+            return {"tokens": [*symbols], "pattern": "."} | none
         case {"type": "tiktoken", "name": "gpt2"}:
-            special, pattern, merges, whole = {"<|endoftext|>": 50256}, GPT2_WORDS, None, True
+            special, later, pattern = {"<|endoftext|>": 50256}, [], GPT2_WORDS
+            merges, whole = None, True
             ids = {spelled(tokenizer.bytes_of(i)): i for i in range(50256)}
         case {"type": "tokenizers", "json": text}:
             library = json.loads(text)
             pattern, model = pattern_of(library), library["model"]
             special = {token["content"]: token["id"] for token in library["added_tokens"]}
+            later = [token["content"] for token in library["added_tokens"] if token["normalized"]]
             merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
             ids, whole = model["vocab"], model.get("ignore_merges", False)
         case description:
@@ -190,7 +202,8 @@ def in_javascript(tokenizer: Tokenizer, template: str = "") -> dict[str, Any]:
         "tokens": tokens,
         "special": special,
         "added": [name for name in tokenizer.added if name not in template],
-        "pattern": re.sub(r"\[(?:\\.|[^\]])*\]|\\[sS]", with_spaces, pattern),
+        "later": later,
+        "pattern": re.sub(r"\[(?:\\.|[^\]])*\]|\\.", with_spaces, pattern),
         "around": [more[:begin], more[begin + len(plain) :]],
         "alphabet": spelled(bytes(range(256))),
         "merges": merges,
@@ -208,11 +221,13 @@ def pattern_of(library: dict[str, Any]) -> str:
             {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
         ]:
+            pattern = CONTRACTIONS.sub(in_either_case, pattern)
             if not SHARED.fullmatch(pattern):
                 raise UserError(f"the tokenizer splits words by {spell(pattern)}: {ADVICE}")
         case _:
             pattern = None
-    odd = [model.get(name) for name in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")]
+    names = ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "dropout")
+    odd = [model.get(name) for name in names]
     odd += [token[name] for token in library["added_tokens"] for name in ("lstrip", "rstrip", "single_word")]
     if model["type"] != "BPE" or pattern is None or library["normalizer"] or any(odd):
         raise UserError(f"the tokenizer, {model['type']} with rules of its own: {ADVICE}")
@@ -222,8 +237,14 @@ def pattern_of(library: dict[str, Any]) -> str:
 def with_spaces(found: re.Match) -> str:
     """Write Unicode's white space in place of \\s, within brackets or alone."""
     if found[0].startswith("["):
-        return found[0].replace(r"\s", SPACES)
-    return f"[{SPACES}]" if found[0] == r"\s" else f"[^{SPACES}]"
+        return re.sub(r"\\.", lambda x: SPACES if x[0] == r"\s" else x[0], found[0])
+    return {r"\s": f"[{SPACES}]", r"\S": f"[^{SPACES}]"}.get(found[0], found[0])
+
+
+def in_either_case(found: re.Match) -> str:
+    """Write the letters of contractions in both cases. A long s is an s, too."""
+    letters = re.sub("[a-z]", lambda x: f"[{x[0]}{x[0].upper()}]", found[1])
+    return f"(?:{letters.replace('[sS]', '[sSſ]')})"
 
 
 def spelled(data: bytes) -> str:

@@ -273,19 +273,29 @@ def with_words(pattern: str) -> JsonTokenizer:
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_tokens(["\n", "\n\n", "\n\n\n"])
+    tokenizer.add_tokens(["\n", "\n\n", "\n\n\n", "x<a"])  # looked for after the special ones
     tokenizer.add_special_tokens(["<a>", "<a><b>"])
     return JsonTokenizer(tokenizer.to_str())
 
 
 @node
 @pytest.mark.parametrize(
-    "pattern", [r"\p{N}{1,3}", r"[^\r\n\p{L}\p{N}]?\p{L}+|(?:a|b)??c\.", r"\s+(?!\S)|x{2}"]
+    "pattern",
+    [r"\p{N}{1,3}", r"[^\r\n\p{L}\p{N}]?\p{L}+|(?:a|b)??c\.", r"\s+(?!\S)|x{2}"]
+    + [r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+|\s+", r"\[\s+\]|\\s", r"[\\s]+|[a-c\s]{2,}"],
 )
 def test_what_no_word_matches_and_overlapping_tokens_are_the_librarys(tmp_path, pattern):
     tokenizer = with_words(pattern)
     written(tmp_path, random_model(replace(GPT2, vocab_size=tokenizer.vocab_size)), tokenizer=tokenizer)
-    texts = ["abc 123 def", "a\n\n\n\nb\n", "<a><b><a>", "xx  12345ac.\n\n x"]
+    texts = [
+        "abc 123 def",
+        "a\n\n\n\nb\n",
+        "<a><b><a>",
+        "xx  12345ac.\n\n x",
+        "x<a>x<ab",
+        "it'S 'ſ we'LL 'ta",
+    ]
+    texts += ["[ss] [  ] [  \\s \\\\ss"]
     for text, found in zip(
         texts, ask(tmp_path, *(("inside/tokens", {"text": x}) for x in texts)), strict=True
     ):
@@ -310,7 +320,8 @@ def test_what_no_word_matches_and_overlapping_tokens_are_the_librarys(tmp_path, 
         r"(?>a)",
         r"\h+",
     ]
-    + [r"[\w]+", r"[a&&b]", r"[[:alpha:]]", r"\R", r"x{,3}", r"\'", r"[\S]"],
+    + [r"[\w]+", r"[a&&b]", r"[[:alpha:]]", r"\R", r"x{,3}", r"\'", r"[\S]"]
+    + [r"x{2}?", "x{2,1}", "(?i:ss)", "(?!a)b", "(?:a?)*", "(?:a|b??)+", "(?:|a)+"],
 )
 def test_a_regular_expression_that_javascript_reads_otherwise_is_refused(pattern):
     with pytest.raises(UserError, match="the tokenizer splits words by .* serve.py"):
@@ -321,7 +332,9 @@ def test_a_template_that_asks_for_the_date_is_not_followed():
     template = (
         "{{ strftime_now('%Y') }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     )
-    for text, follows in ((template, False), (template.replace("{{ strftime_now('%Y') }}", ""), True)):
+    asks = "{{ strftime_now('%Y') }}"
+    unasked, wary = template.replace(asks, ""), f"{{% if strftime_now %}}{asks}{{% endif %}}"
+    for text, follows in ((template, False), (template.replace(asks, wary), False), (unasked, True)):
         lacks = conversations(Chat({"uses": {"chat_template": text, "special_tokens": {}}}))[1]
         assert (lacks is None) == follows
 
@@ -364,7 +377,9 @@ def test_a_tokenizer_of_another_kind_is_refused():
     unigram = tokenizers.Tokenizer(tokenizers.models.Unigram([("a", 0.0), ("<unk>", -1.0)], unk_id=1))
     prefixed = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
     prefixed.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-    for other in (unigram, prefixed):
+    random = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [], dropout=0.5))
+    random.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for other in (unigram, prefixed, random):
         with pytest.raises(UserError, match="with rules of its own: .* serve.py"):
             in_javascript(JsonTokenizer(other.to_str()))
 

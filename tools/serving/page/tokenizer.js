@@ -1,19 +1,22 @@
 // Text to token ids and back: characters, or byte-pair encoding (arXiv:1508.07909), as tools/serving/file.py tells it.
 
-/** @typedef {{tokens: string[], special: {[name: string]: number}, added: string[], pattern: string, around: number[][],
- * alphabet?: string, merges?: string[], whole?: boolean}} Description
- * added: those of `special` that any text may have; pattern: of the words of a text; around: what is put before and after it. Of byte pairs, whose tokens are spelled in
- * the characters of 256 bytes, `alphabet`: merges, the first first, or else by the id of what they make; whole: a word
- * that is a token needs none */
+/** @typedef {{tokens: string[], special: {[name: string]: number}, added: string[], later: string[], pattern: string,
+ * around: number[][], alphabet?: string, merges?: string[], whole?: boolean}} Description
+ * added: those of `special` that any text may have; later: those looked for between the others; pattern: of the words
+ * of a text; around: what is put before and after it. Of byte pairs, whose tokens are spelled in the characters of 256
+ * bytes, `alphabet`: merges, the first first, or else by the id of what they make; whole: a word that is a token needs
+ * none */
 
 const utf8 = new TextEncoder();
 
 /** @param {Description} description */
-export function Tokenizer({ tokens, special, added, pattern, around: [before, after], alphabet, merges, whole }) {
+export function Tokenizer(description) {
+  const { tokens, special, added, later, pattern, around: [before, after], alphabet, merges, whole } = description;
   const ids = new Map(tokens.map((token, id) => [token, id])), words = new RegExp(pattern, "gsu");
   const escaped = (name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), unspelled = new Set(Object.values(special));
-  const oneOf = (names) => names.toSorted((a, b) => b.length - a.length).map(escaped).join("|") || "(?!)"; // the longest
-  const [any, ordinary] = [Object.keys(special), added].map((names) => new RegExp(`(${oneOf(names)})`));
+  const longest = (names) => names.toSorted((a, b) => b.length - a.length).map(escaped).join("|") || "(?!)";
+  const [any, ordinary] = [Object.keys(special), added].map((names) => [false, true].map((late) =>
+    new RegExp(`(${longest(names.filter((name) => later.includes(name) === late))})`)));
   const order = merges && new Map(merges.map((pair, i) => [pair, i]));
   const rank = (a, b) => (order ? order.get(`${a} ${b}`) : ids.get(a + b)) ?? Infinity;
 
@@ -43,10 +46,10 @@ export function Tokenizer({ tokens, special, added, pattern, around: [before, af
 
   /** The tokens of a part of a text, in which names of special tokens may mean these or be ordinary text.
    * @param {string} text */
-  function within(text, names = any) {
+  function within(text, [names, ...rest] = any) {
     if (!text.isWellFormed()) throw new Error("The text has half of a character: take it out.");
-    const known = (part) => (part.match(names)?.[0] === part ? [special[part]] : split(part).flatMap(idsOf));
-    return text.split(names).flatMap(known);
+    if (!names) return split(text).flatMap(idsOf);
+    return text.split(names).flatMap((part, i) => (i % 2 ? special[part] : within(part, rest))); // the odd ones match
   }
 
   /** The tokens of parts, each with whether a program wrote it: what a person says has no special tokens. */
