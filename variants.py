@@ -38,7 +38,7 @@ class VariantConfig(GPTConfig):
 
     def build(self, key: PRNGKeyArray) -> GPT:
         model = GPT(self, key=key)
-        return mup(model, self) if self.mup_base_width else model
+        return model if width_multiplier(self) == head_multiplier(self) == 1 else mup(model, self)
 
 
 # µP, the maximal update parametrisation (arXiv:2203.03466, table 8): learning rates tuned at one width suit
