@@ -3,12 +3,23 @@
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from config.options import Options
 from model import Compute, GPTConfig
 from parallel.mesh import check_fit, make_mesh, parse
-from tests.helpers import refusal
+from tests.helpers import FLOAT32_ROUNDING, random_batch, refusal
+from training.evaluation import compile_loss
+from training.state import create_state, model_config
+from training.step import compile_step
+
+SMALL = replace(
+    Options(),
+    **dict(n_layer=2, n_head=2, n_embd=16, block_size=8, batch_size=2, gradient_accumulation_steps=2),
+    dropout=0.1,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +56,18 @@ def test_a_mesh_that_cannot_be_is_one_line(text, says):
 def test_a_mesh_of_fewer_devices_says_so(capsys):
     assert make_mesh("fsdp:2").devices.ravel().tolist() == jax.devices()[:2]
     assert "mesh=fsdp:2 uses 2 of 8 devices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("axes", [("x",), ("data", "model")])
+def test_in_a_mesh_of_a_users_own_axes_the_model_and_its_step_are_those_of_one_device(axes):
+    def losses():
+        state, (x, y) = create_state(model_config(SMALL, 65), SMALL), random_batch(SMALL, 65)
+        evaluated = float(compile_loss(state.model, SMALL)(state.model, x[0], y[0]))
+        return evaluated, float(compile_step(state, SMALL)(state, x, y)[1]["loss"])
+
+    expected = losses()
+    with jax.set_mesh(jax.make_mesh((2,) * len(axes), axes, axis_types=(AxisType.Auto,) * len(axes))):
+        np.testing.assert_allclose(losses(), expected, rtol=FLOAT32_ROUNDING)
 
 
 @pytest.mark.parametrize(
