@@ -9,7 +9,7 @@ Without --format=peft, adapters are merged. PEFT puts them beside the model that
 is another run of ours, export it too.
 """
 
-from config.command_line import Checkpoint, Folder, UserError, command, given  # isort: split
+from config.command_line import Checkpoint, Name, UserError, command, given  # isort: split
 
 import shlex
 import sys
@@ -49,9 +49,9 @@ class ExportOptions:
     program: ClassVar[str] = "export.py"
     purpose: ClassVar[str] = "Write a run's model for transformers or a browser, or its adapters for PEFT."
 
-    out_dir: Folder = "out"  # folder of the run
+    out_dir: Name = "out"  # folder of the run
     checkpoint: Checkpoint = "last"  # of the run: last, best (the lowest validation loss), or an iteration
-    to: Folder = "out-hf"  # folder to write, new or empty; for html a new file
+    to: Name = "out-hf"  # folder to write, new or empty; for html a new file
     format: Literal["transformers", "peft", "html"] = "transformers"  # peft: LoRA's adapters; html: a page
     weights: Literal["bfloat16", "int8"] = "bfloat16"  # of the page's matrices; int8: a scale for each row
 

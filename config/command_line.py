@@ -108,9 +108,14 @@ def matching(pattern: str, expected: str) -> AfterValidator:
 INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # a larger value becomes inf on a device
 UTF8 = r"(?!~(/|$))[^\x00\ud800-\udfff]+"
-Name = Annotated[str, AfterValidator(os.path.expanduser), matching(UTF8, "a name in UTF-8")]
-# Checkpoints are renamed and locked, which a bucket cannot do: gs://b would be a folder called "gs:".
-Folder = Annotated[Name, matching(r"(?![a-z0-9]+:/).*", "a folder of this machine, as of a mounted bucket")]
+# Files are renamed and locked, which a bucket cannot do: gs://b would be a folder called "gs:".
+LOCAL = r"(?s)(?!(?!https?:)[a-z0-9]+:/).*"
+Name = Annotated[
+    str,
+    AfterValidator(os.path.expanduser),
+    matching(UTF8, "a name in UTF-8"),
+    matching(LOCAL, "a path of this machine, as of a mounted bucket"),
+]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
 Checkpoint = NonNegativeInt | Literal["best", "last"]  # of a run; an int is an iteration

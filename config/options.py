@@ -12,7 +12,6 @@ from config.command_line import (
     Address,
     Checkpoint,
     Count,
-    Folder,
     Fraction,
     Name,
     NonNegative,
@@ -58,7 +57,7 @@ class Options(ModelShape):
     purpose: ClassVar[str] = "Train a GPT."
 
     # output and evaluation
-    out_dir: Folder = "out"  # folder of the run
+    out_dir: Name = "out"  # folder of the run
     eval_interval: Count = 2000  # steps between evaluations, which save checkpoints
     log_interval: Count = 1  # steps between lines of metrics.jsonl
     eval_iters: Count | Literal[-1] = 200  # batches per evaluation and split; -1: the whole split, in order
@@ -137,7 +136,7 @@ class ModelOptions:
     """The options of the commands that load a trained model."""
 
     init_from: Name = "resume"  # the run in out_dir, or gpt2[-medium|-large|-xl], a folder, a hub id
-    out_dir: Folder = "out"  # folder of the run
+    out_dir: Name = "out"  # folder of the run
     checkpoint: Checkpoint = "last"  # of the run: last, best (the lowest validation loss), or an iteration
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster

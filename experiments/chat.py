@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 
-from config.command_line import Count, Folder, Name, Seed, UserError, command, given, matching
+from config.command_line import Count, Name, Seed, UserError, command, given, matching
 from config.files import kept, read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
 from experiments.record import machine
@@ -58,7 +58,7 @@ STAGES = (
     " --max_new_tokens=24 --json={to}/answers.json",
 )
 
-Listed = Annotated[Folder, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
+Listed = Annotated[Name, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
 Json = Annotated[Name, matching(r".*\.json", "a name with .json: the table is beside it")]
 
 

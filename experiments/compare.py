@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from config.command_line import Count, Folder, Name, Positive, UserError, command, show_help, take_options
+from config.command_line import Count, Name, Positive, UserError, command, show_help, take_options
 from config.files import kept, refusing, write_whole
 from config.options import RESUMING, Options
 from data.dataset import Dataset, prepare_if_missing
@@ -54,7 +54,7 @@ class CompareOptions:
     power: Positive | None = None  # only say how many seeds would show a gain of this size
     json: bool = False  # print the answer as JSON
     only: str = ""  # of a list: only experiments and sets with this in "experiment: set"
-    out: Folder = "out-compare"  # the folder of the runs, and of the answers
+    out: Name = "out-compare"  # the folder of the runs, and of the answers
 
 
 def main(argv: list[str]) -> int:

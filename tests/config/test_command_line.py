@@ -4,6 +4,7 @@ import ast
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,12 @@ def test_without_a_home_folder_none_called_tilde_is_made(monkeypatch, tmp_path):
 
 def test_a_path_that_checkpoints_cannot_have_is_refused_at_the_start():
     assert "expected a name in UTF-8" in refusal(parse_options, ["--out_dir=caf\udce9"])
+
+
+@pytest.mark.parametrize("place", ["gs://bucket/run", "s3://bucket", "hf://me/run", "gs:/bucket"])
+@pytest.mark.parametrize(
+    "program, option", [("train", "out_dir"), ("sample", "out_dir"), ("export", "to"), ("bench", "json")]
+)
+def test_a_bucket_is_refused_at_the_start(program, option, place):
+    said = refusal(import_module(program).main, [f"--{option}={place}"])
+    assert said == f"--{option} is '{place}': expected a path of this machine, as of a mounted bucket"
