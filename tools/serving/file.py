@@ -203,7 +203,7 @@ def in_javascript(tokenizer: Tokenizer, template: str = "") -> dict[str, Any]:
         "special": special,
         "added": [name for name in tokenizer.added if name not in template],
         "later": later,
-        "pattern": re.sub(r"\[(?:\\.|[^\]])*\]|\\.", with_spaces, pattern),
+        "pattern": re.sub(r"\[(?:\\.|[^\]])*\]|\\.|\((?!\?)", as_javascript, pattern),
         "around": [more[:begin], more[begin + len(plain) :]],
         "alphabet": spelled(bytes(range(256))),
         "merges": merges,
@@ -234,11 +234,11 @@ def pattern_of(library: dict[str, Any]) -> str:
     return pattern
 
 
-def with_spaces(found: re.Match) -> str:
-    """Write Unicode's white space in place of \\s, within brackets or alone."""
+def as_javascript(found: re.Match) -> str:
+    """Write Unicode's white space in place of \\s, within brackets or alone; groups capture nothing."""
     if found[0].startswith("["):
         return re.sub(r"\\.", lambda x: SPACES if x[0] == r"\s" else x[0], found[0])
-    return {r"\s": f"[{SPACES}]", r"\S": f"[^{SPACES}]"}.get(found[0], found[0])
+    return {r"\s": f"[{SPACES}]", r"\S": f"[^{SPACES}]", "(": "(?:"}.get(found[0], found[0])
 
 
 def in_either_case(found: re.Match) -> str:

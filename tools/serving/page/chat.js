@@ -116,7 +116,7 @@ async function reply() {
   try {
     tell(await streamed("v1/chat/completions", { messages: messages(), logprobs: true }, answering, (event, drawn) => {
       const { delta, logprobs } = event.choices[0]; // without logprobs where there are no tokens
-      const { content, token_ids } = logprobs ?? { content: [], token_ids: [] };
+      const { content = [], token_ids = [] } = logprobs ?? {};
       const more = content.map(({ bytes, logprob }, i) => ({ id: token_ids[i], probability: Math.exp(logprob),
         text: decoder.decode(Uint8Array.from(bytes), { stream: true }) })); // "" in the middle of a character
       said = { ...said, content: said.content + (delta.content ?? ""), tokens: [...said.tokens, ...more],

@@ -122,7 +122,6 @@ function causalAttention(config, cache, positions) {
   };
 }
 
-/** @param {Float32Array} x */
 export function softmax(x) {
   const most = x.reduce((a, b) => Math.max(a, b), -Infinity), y = x.map((value) => Math.exp(value - most));
   const sum = y.reduce((a, b) => a + b, 0);
@@ -174,7 +173,6 @@ function Block(config, weights) {
   return Object.assign(block, { ln_1, attn, ln_2, mlp });
 }
 
-/** @param {Float32Array} x @param {Float32Array} y */
 export const add = (x, y) => x.map((value, i) => value + y[i]);
 
 /** The language model. The weights of its blocks have a leading axis of layers. */
@@ -216,7 +214,6 @@ function slice(weights, i) {
   return { shape, data: data.subarray(i * size, (i + 1) * size) };
 }
 
-/** @param {Weight} matrix */
 function transposed({ shape: [rows, columns], data }) {
   return { shape: [columns, rows], data: data.map((_, i) => data[(i % rows) * columns + Math.floor(i / rows)]) };
 }

@@ -6,7 +6,6 @@ import { Tokenizer } from "./tokenizer.js";
 const LIKELIEST = 10; // tokens of a place
 const AT_ONCE = 4; // tokens, after which the page may draw
 const PAUSE = 40; // milliseconds of work, after which it does
-
 const BETWEEN = 150; // milliseconds between the events of a text, for each of which the page draws all of it
 
 // How numbers are kept; `row` is the last axis. `take` returns the next ones.
@@ -251,7 +250,6 @@ function event(drawn, version) {
   return { system_fingerprint: version, choices: [{ text, delta: { content: text }, logprobs }] };
 }
 
-/** @param {string} path */
 export const get = (path) => post(path, {});
 
 /** @type {typeof import("./api.js").post} */

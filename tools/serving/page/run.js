@@ -21,8 +21,7 @@ let runs;
 let asking = false;
 
 const together = { at: state(null), range: state(null) };
-/** @type {ReturnType<typeof chart>} */
-let showScore;
+let showScore; // a chart
 const small = Object.entries(SMALL).map(([name, title]) => {
   const card = el("div", { class: "card" }), format = name === "tokens_per_second" ? short : plain;
   byId("quarters").append(card);

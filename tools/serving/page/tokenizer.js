@@ -1,19 +1,19 @@
 // Text to token ids and back: characters, or byte-pair encoding (arXiv:1508.07909), as tools/serving/file.py tells it.
 
-/** @typedef {{tokens: string[], special: {[name: string]: number}, added: string[], later: string[], pattern: string,
- * around: number[][], alphabet?: string, merges?: string[], whole?: boolean}} Description
- * added: those of `special` that any text may have; later: those looked for between the others; pattern: of the words
- * of a text; around: what is put before and after it. Of byte pairs, whose tokens are spelled in the characters of 256
- * bytes, `alphabet`: merges, the first first, or else by the id of what they make; whole: a word that is a token needs
- * none */
+/** @typedef {{tokens: string[], special: {[name: string]: number}, added: string[], later: string[],
+ * pattern: string, around: number[][], alphabet?: string, merges?: string[], whole?: boolean}} Description
+ * added: those of `special` that any text may have; later: those looked for between the others; pattern: of the
+ * words of a text; around: what is put before and after it. Of byte pairs, whose tokens are spelled in the characters
+ * of 256 bytes, `alphabet`: merges, the first first, or else by the id of what they make; whole: a word that is a
+ * token needs none */
 
 const utf8 = new TextEncoder();
 
 /** @param {Description} description */
 export function Tokenizer(description) {
   const { tokens, special, added, later, pattern, around: [before, after], alphabet, merges, whole } = description;
-  const ids = new Map(tokens.map((token, id) => [token, id])), words = new RegExp(pattern, "gsu");
-  const escaped = (name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), unspelled = new Set(Object.values(special));
+  const ids = new Map(tokens.map((token, id) => [token, id])), words = new RegExp(`(${pattern})`, "su");
+  const unspelled = new Set(Object.values(special)), escaped = (name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
   const longest = (names) => names.toSorted((a, b) => b.length - a.length).map(escaped).join("|") || "(?!)";
   const [any, ordinary] = [Object.keys(special), added].map((names) => [false, true].map((late) =>
     new RegExp(`(${longest(names.filter((name) => later.includes(name) === late))})`)));
@@ -33,35 +33,13 @@ export function Tokenizer(description) {
     return parts.map((part) => ids.get(part));
   }
 
-  /** The words of a text, and what is between them. @param {string} text */
-  function split(text) {
-    const found = [];
-    let at = 0;
-    for (const { 0: word, index } of text.matchAll(words)) {
-      found.push(text.slice(at, index), word);
-      at = index + word.length;
-    }
-    return [...found, text.slice(at)].filter(Boolean);
-  }
-
-  /** The tokens of a part of a text, in which names of special tokens may mean these or be ordinary text.
-   * @param {string} text */
+  /** The tokens of a part of a text, in which names of special tokens may mean these or be ordinary text. */
   function within(text, [names, ...rest] = any) {
     if (!text.isWellFormed()) throw new Error("The text has half of a character: take it out.");
-    if (!names) return split(text).flatMap(idsOf);
+    if (!names) return text.split(words).filter(Boolean).flatMap(idsOf); // what is between words, too
     return text.split(names).flatMap((part, i) => (i % 2 ? special[part] : within(part, rest))); // the odd ones match
   }
 
-  /** The tokens of parts, each with whether a program wrote it: what a person says has no special tokens. */
-  const join = (parts) => parts.flatMap(([text, ours]) => within(text, ours ? any : ordinary));
-
-  /** @param {string} text */
-  const spellsSpecial = (text) => String(within(text)) !== String(within(text, ordinary));
-
-  /** @param {string} text */
-  const encode = (text) => [...before, ...within(text), ...after];
-
-  /** @param {number} id */
   function bytesOf(id) {
     const token = tokens[id];
     if (!alphabet || token == null || unspelled.has(id)) return utf8.encode(token ?? "\ufffd");
@@ -81,5 +59,11 @@ export function Tokenizer(description) {
       : text;
   }
 
-  return { encode, join, spellsSpecial, bytesOf, stream, spelling };
+  return {
+    encode: (text) => [...before, ...within(text), ...after],
+    spellsSpecial: (text) => String(within(text)) !== String(within(text, ordinary)),
+    /** The tokens of parts, each with whether a program wrote it: what a person says has no special tokens. */
+    join: (parts) => parts.flatMap(([text, ours]) => within(text, ours ? any : ordinary)),
+    bytesOf, stream, spelling,
+  };
 }
