@@ -81,7 +81,9 @@ def test_a_target_is_reached_between_two_evaluations_by_all_seeds_or_the_batch_i
     """From a loss of 4 before the first step; the target, 2.2, is nine tenths of the way to 2."""
 
     def entry(rows, *losses):
-        runs = [{"seed": i, "evaluations": [[0, 4.0, 4.0], [6, x, x]]} for i, x in enumerate(losses)]
+        runs = [
+            {"seed": i, "evaluations": [[0, 4.0, 4.0], [6, x, x]], "val": x} for i, x in enumerate(losses)
+        ]
         return {"options": {"batch_size": rows}, "runs": runs}
 
     sets = {"batch 4": entry(4, 2.0, 2.0), "batch 8": entry(8, 2.0, 3.0), "batch 16": entry(16, 2.0)}
