@@ -194,6 +194,8 @@ def split_key(key: DropoutKey, n: int = 2):
     """Split a key into n, or the key of each row; no key gives n times None."""
     if key is None:
         return [None] * n
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # one of jax.random.PRNGKey
+        key = jax.random.wrap_key_data(key)
     split = partial(jax.random.split, num=n)
     return jax.vmap(split, out_axes=1)(key) if key.ndim else split(key)
 
