@@ -155,7 +155,7 @@ def score(model: GPT, batches: Batches, stride: int) -> tuple[Float[np.ndarray, 
 
 def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
     """Return -log p summed over each row's targets, replicated, so that every process has all of it."""
-    nats = model.config.compute.nats(model.features(x), model.head, y)
+    nats = model.nats(model.features(x), y)
     return eqx.filter_shard(nats, PartitionSpec())
 
 

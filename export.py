@@ -28,7 +28,6 @@ from hub.export import (
     architecture,
     new_folder,
     which_family,
-    without_multipliers,
     write_adapters,
     write_card,
     write_model,
@@ -75,7 +74,7 @@ def main(argv: list[str]) -> None:
 
 def export_model(options: ExportOptions, folder: Path) -> str:
     """Write weights, tokenizer and model card. Return in words what was written, as the other writers do."""
-    model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32")
+    model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
     family = which_family(model.config)
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
@@ -96,7 +95,7 @@ def export_model(options: ExportOptions, folder: Path) -> str:
 
 def export_adapters(options: ExportOptions, folder: Path) -> str:
     """Write adapters and their description. Raises UserError for a run that has none for PEFT."""
-    model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32", merged=False)
+    model, manifest, iteration = load_run(options.out_dir, options.checkpoint, merged=False)
     advice = "leave out --format=peft"
     if manifest.base is None:
         raise UserError(f"out_dir={options.out_dir}: the run has no adapters: {advice}")
@@ -118,7 +117,7 @@ def export_page(options: ExportOptions) -> str:
         raise UserError(f"--to={path}: give a file that browsers open, as in --to=my-model.html")
     if path.exists():
         raise UserError(f"--to={path} is there already: give a new file, or delete it")
-    model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32")
+    model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
     if (size := sum(x.size for x in jax.tree.leaves(model))) > MOST_ON_A_PAGE:
         what = f"out_dir={options.out_dir}: {size:,} parameters are more than the {MOST_ON_A_PAGE:,}"
         raise UserError(f"{what} that a browser computes with at ease: use serve.py")
@@ -130,6 +129,8 @@ def export_page(options: ExportOptions) -> str:
         known["example"] = tokens.read([0], min(64, model.config.block_size, len(tokens)))[0].tolist()
     chat = Chat(tokenizer.description, document_start(tokenizer.description))
     if getattr(model.config, "mup_base_width", 0):
+        from variants import without_multipliers  # here, because a plain model needs no variants
+
         model = without_multipliers(model)
     page, kept = html(model, known, tokenizer, chat, options.weights)
     with refusing(f"--to={path}: cannot be written", "choose another place", OSError):

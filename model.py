@@ -11,10 +11,9 @@ have GPT-2's names, but queries, keys and values are separate. All files use the
     C head size (in nanoGPT, C is n_embd)   F MLP hidden   V vocabulary   L layers   A microbatches of a step
     S keys to attend to (T, or the key/value cache's length)   P learned positions   G = H / K
 
-`Compute` has every operation in plain JAX, which is enough to train. fast.py overrides some of them to
-compute the same faster. Weights, softmax, rotations and the residual stream x are float32. Matrix products
-round their operands to `Compute.dtype` and return `Compute.result`, which norms return too. Both are float32
-here; fast.py chooses bfloat16 on GPUs and TPUs. Scores and logits are float32, but for fast.py's loss.
+A model is a shape and its arrays, float32, and trains as it stands here. `faster` of fast.py puts faster
+classes around the same arrays. Their products may be bfloat16, which the functions here take and return;
+norms, softmax, rotations and the residual stream x are computed in float32 everywhere.
 """
 
 import math
@@ -39,100 +38,12 @@ Positions = Int[Array | np.ndarray, "_ T"]
 # A key, or one for each row, whose masks are then the same beside whichever rows; None: no dropout.
 DropoutKey = Shaped[PRNGKeyArray, "*B"] | None
 LayerKeys = Shaped[PRNGKeyArray, "L *B"] | None
-# attend(q, k, v, key): q (B, T, H, C), k and v (B, T, K, C), a key for dropout or None -> (B, T, H, C).
-# Linear layers return heads in this order of axes; matrix products want (B, H, T, C).
-Attend = Callable[..., Float[Array, "B T H C"]]
-
-
-def causal_mask(indices: Positions, S: int, window: int | None, starts: Tokens | None = None) -> Mask:
-    """Return which of S keys the query at each index attends to: from `starts` to itself, in its window."""
-    indices, keys = indices[:, :, None], jnp.arange(S)
-    mask = keys <= indices
-    if window is not None:
-        mask &= keys > indices - window
-    if starts is not None:
-        mask &= keys >= starts[:, :, None]
-    return mask
-
-
-def cross_entropy(logits: Float[Array, "B T V"], targets: Tokens) -> Float[Array, "B T"]:
-    """Return -log softmax(logits)[target] of each token, in nats; 0 where the target is below 0."""
-    log_probabilities = jax.nn.log_softmax(logits)  # (B, T, V)
-    chosen = jnp.take_along_axis(log_probabilities, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
-    return -jnp.where(targets >= 0, chosen, 0)
-
-
-@dataclass(frozen=True)
-class Compute:
-    """The operations that layers are made of, each in the plainest JAX."""
-
-    dtype: str = "float32"  # of the operands of matrix products: float32 or bfloat16
-    result: str = "float32"  # of the results of matrix products and norms
-
-    def product(self, subscripts: str, a: Array, b: Array, result: str | None = None) -> Array:
-        """Compute `einsum` of two arrays. fast.py needs each index in at least two of a, b and the result."""
-        a, b = a.astype(self.dtype), b.astype(self.dtype)
-        return jnp.einsum(subscripts, a, b, preferred_element_type=result or self.result)
-
-    def linear(self, x: Float[Array, "B T i"], w: Float[Array, "i *o"]) -> Float[Array, "B T *o"]:
-        """Compute x @ w, whose output may have several axes."""
-        y = self.product("btd,df->btf", x, w.reshape(len(w), -1))
-        return y.reshape(*x.shape[:2], *w.shape[1:])
-
-    def lookup(self, table: Float[Array, "V D"], tokens: Tokens) -> Stream:
-        """Return the tokens' rows of the table in float32, rounded to `result`: fast.py moves fewer bytes."""
-        return table[tokens].astype(self.result).astype(jnp.float32)
-
-    def dropout(self, x: Float[Array, "..."], rate: float, key: DropoutKey) -> Float[Array, "..."]:
-        """Zero each element with probability `rate` and scale up the rest (arXiv:1207.0580)."""
-        if key is None or rate == 0:
-            return x
-        return jax.vmap(self.drop, (0, None, 0))(x, rate, key) if key.ndim else self.drop(x, rate, key)
-
-    def drop(self, x: Float[Array, "..."], rate: float, key: PRNGKeyArray) -> Float[Array, "..."]:
-        return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
-
-    def attention_weights(self, q: Queries, k: Keys, mask: Mask) -> Float[Array, "B K G T S"]:
-        """Compute softmax(q k^T / sqrt(C)), float32, over the keys that the mask allows."""
-        (B, H, T, C), K = q.shape, k.shape[1]
-        q = q.reshape(B, K, H // K, T, C)  # G query heads share a key/value head (arXiv:2305.13245)
-        scores = self.product("bkgtc,bksc->bkgts", q, k, "float32") / math.sqrt(C)
-        return jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))
-
-    def attention(
-        self, q: Queries, k: Keys, v: Keys, mask: Mask, rate: float = 0.0, key: DropoutKey = None
-    ) -> Queries:
-        """Return each query's sum of the values, weighted by `attention_weights` after dropout."""
-        weights = self.dropout(self.attention_weights(q, k, mask), rate, key)
-        return self.product("bkgts,bksc->bkgtc", weights, v).reshape(q.shape)
-
-    def row_attention(self, q: Queries, k: Keys, v: Keys, starts, window, rate=0.0, key=None) -> Queries:
-        """Attend among all T tokens of a row, under `causal_mask`. fast.py does this in one kernel."""
-        T = q.shape[2]
-        mask = causal_mask(jnp.arange(T)[None], T, window, starts)
-        return self.attention(q, k, v, mask, rate, key)
-
-    def blocks(self, blocks: "Block", x: Stream, attend: Attend, keys: LayerKeys) -> Stream:
-        """Apply the stacked blocks in turn: `scan` slices axis L of each array. No keys stay None."""
-
-        def layer(x, block_and_key):
-            block, key = block_and_key
-            return block(x, attend, key), None
-
-        return lax.scan(layer, x, (blocks, keys))[0]
-
-    def nats(self, x: Stream, head: Float[Array, "V D"], targets: Tokens) -> Float[Array, " B"]:
-        """Return each row's cross entropy from features x, summed over the targets that are not below 0."""
-        return cross_entropy(self.product("btd,vd->btv", x, head, "float32"), targets).sum(-1)
-
-    def loss(self, x: Stream, head: Float[Array, "V D"], targets: Tokens) -> Float[Array, ""]:
-        """Return the mean cross entropy over the targets that count; 0 without any."""
-        return self.nats(x, head, targets).sum() / jnp.maximum((targets >= 0).sum(), 1)
+Attend = Callable[..., Queries]  # attend(q, k, v, key): rotates q and k, and calls `attention`
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """A model's shape, and how it is computed. Raises ValueError for fields that do not fit together."""
+    """A model's shape. Raises ValueError for fields that do not fit together."""
 
     block_size: int = 1024  # tokens per sequence
     vocab_size: int = 50304  # tokens it knows: GPT-2's 50257, rounded up to a multiple of 64
@@ -155,7 +66,6 @@ class GPTConfig:
     tie_embeddings: bool = True  # the head has the token embedding's weights
     dropout: float = 0.0  # rate for embeddings, attention and residuals
     document_start: int | None = None  # the token that begins a document; none attends to an earlier one
-    compute: Compute = Compute()
 
     def __post_init__(self):
         if self.n_embd % self.n_head and not self.head_dim:
@@ -190,6 +100,62 @@ class GPTConfig:
         return GPT(self, key=key)
 
 
+# The layers that all else is made of
+
+
+class Linear(eqx.Module):
+    """x @ weight + bias. Weights are stored (in, out), as in GPT-2; `out` may be several axes, as (H, C)."""
+
+    weight: Float[Array, "i *o"]
+    bias: Float[Array, "*o"] | None
+
+    def __init__(self, fan_in: int, *fan_out: int, bias: bool, std: float = 0.02, key: PRNGKeyArray):
+        self.weight = std * jax.random.normal(key, (fan_in, *fan_out))
+        self.bias = jnp.zeros(fan_out) if bias else None
+
+    def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
+        y = jnp.tensordot(x, self.weight, axes=1)
+        return y if self.bias is None else y + self.bias
+
+
+def is_linear(x) -> bool:
+    return isinstance(x, Linear)
+
+
+class Norm(eqx.Module):
+    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis: computed in float32."""
+
+    weight: Float[Array, " D"]
+    bias: Float[Array, " D"] | None
+    kind: Literal["layernorm", "rmsnorm"] = eqx.field(static=True)
+    eps: float = eqx.field(static=True)
+
+    def __init__(self, config: GPTConfig, size: int):
+        self.kind, self.eps = config.norm, config.norm_eps
+        self.weight = jnp.ones(size)
+        self.bias = jnp.zeros(size) if config.bias and self.kind == "layernorm" else None
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        y = x.astype(jnp.float32)
+        y = y - y.mean(-1, keepdims=True) if self.kind == "layernorm" else y
+        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps) * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class Dropout(eqx.Module):
+    """With a key, zero each element with probability `rate` and scale up the rest (arXiv:1207.0580)."""
+
+    rate: float = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, "..."], key: DropoutKey) -> Float[Array, "..."]:
+        if key is None or self.rate == 0:
+            return x
+        return jax.vmap(self.drop)(x, key) if key.ndim else self.drop(x, key)
+
+    def drop(self, x: Float[Array, "..."], key: PRNGKeyArray) -> Float[Array, "..."]:
+        return jnp.where(jax.random.bernoulli(key, 1 - self.rate, x.shape), x / (1 - self.rate), 0)
+
+
 def split_key(key: DropoutKey, n: int = 2):
     """Split a key into n, or the key of each row; no key gives n times None."""
     if key is None:
@@ -198,48 +164,6 @@ def split_key(key: DropoutKey, n: int = 2):
         key = jax.random.wrap_key_data(key)
     split = partial(jax.random.split, num=n)
     return jax.vmap(split, out_axes=1)(key) if key.ndim else split(key)
-
-
-class Linear(eqx.Module):
-    """x @ weight + bias. Weights are stored (in, out), as in GPT-2; `out` may be several axes, as (H, C)."""
-
-    weight: Float[Array, "i *o"]
-    bias: Float[Array, "*o"] | None
-    compute: Compute = eqx.field(static=True)
-
-    def __init__(
-        self, config, fan_in: int, *fan_out: int, bias: bool = False, std: float = 0.02, key: PRNGKeyArray
-    ):
-        self.weight = std * jax.random.normal(key, (fan_in, *fan_out))
-        self.bias = jnp.zeros(fan_out) if config.bias or bias else None
-        self.compute = config.compute
-
-    def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
-        y = self.compute.linear(x, self.weight)
-        return y if self.bias is None else y + self.bias.astype(y.dtype)
-
-
-def is_linear(x) -> bool:
-    return isinstance(x, Linear)
-
-
-class Norm(eqx.Module):
-    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis: computed in float32, then cast."""
-
-    weight: Float[Array, " D"]
-    bias: Float[Array, " D"] | None
-    config: GPTConfig = eqx.field(static=True)
-
-    def __init__(self, config: GPTConfig, size: int):
-        self.weight = jnp.ones(size)
-        self.bias = jnp.zeros(size) if config.bias and config.norm == "layernorm" else None
-        self.config = config
-
-    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        y = x.astype(jnp.float32)
-        y = y - y.mean(-1, keepdims=True) if self.config.norm == "layernorm" else y
-        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.config.norm_eps) * self.weight
-        return (y if self.bias is None else y + self.bias).astype(self.config.compute.result)
 
 
 # Attention: how queries and keys know their positions, and what a token attends to
@@ -277,30 +201,46 @@ def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> F
     return (inv_freq * (stays + (1 - stays) / scaling)).astype(np.float32)
 
 
-def causal_attention(config: GPTConfig, tokens: Tokens) -> tuple[Positions, Attend]:
-    """Return the tokens' positions in their documents, and the `attend` for entire rows.
+def document_positions(tokens: Tokens, start: int | None) -> tuple[Positions, Tokens | None]:
+    """Return the tokens' positions in their documents, and where in the row these begin.
 
-    A token attends to its document up to itself, at most to the last `window` tokens.
+    Without a token that starts documents, the row is one: its positions are constants of the program.
     """
-    positions = np.arange(tokens.shape[1], dtype=np.int32)[None]  # (1, T), a constant of the program
-    starts = None
-    if config.document_start is not None:
-        starts = document_starts(tokens, config.document_start, positions)
-        positions = positions - starts
-    rotate = rotation(config, positions)
-
-    @jax.named_scope("attention")  # its name in profiles
-    def attend(q, k, v, key=None):
-        q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
-        y = config.compute.row_attention(q, k, v, starts, config.window, config.dropout, key)
-        return y.swapaxes(1, 2)
-
-    return positions, attend
+    indices = np.arange(tokens.shape[1], dtype=np.int32)[None]  # (1, T)
+    if start is None:
+        return indices, None
+    starts = document_starts(tokens, start, indices)
+    return indices - starts, starts
 
 
 def document_starts(tokens: Tokens, start: int, indices: Positions, begun: Array | int = 0) -> Tokens:
     """Return where in the row each token's document begins: at the last `start`, or `begun` without one."""
     return lax.cummax(jnp.where(tokens == start, indices, begun), axis=1)
+
+
+def causal_mask(indices: Positions, S: int, window: int | None, starts: Tokens | None = None) -> Mask:
+    """Return which of S keys the query at each index attends to: from `starts` to itself, in its window."""
+    indices, keys = indices[:, :, None], jnp.arange(S)
+    mask = keys <= indices
+    if window is not None:
+        mask &= keys > indices - window
+    if starts is not None:
+        mask &= keys >= starts[:, :, None]
+    return mask
+
+
+NO_DROPOUT = Dropout(0.0)
+
+
+def attention(
+    q: Queries, k: Keys, v: Keys, mask: Mask, dropout: Dropout = NO_DROPOUT, key: DropoutKey = None
+) -> Queries:
+    """Compute softmax(q k^T / sqrt(C)) v over the keys that the mask allows, with dropout of the softmax."""
+    (B, H, T, C), K = q.shape, k.shape[1]
+    q = q.reshape(B, K, H // K, T, C)  # G query heads share a key/value head (arXiv:2305.13245)
+    scores = jnp.einsum("bkgtc,bksc->bkgts", q, k, preferred_element_type=jnp.float32) / math.sqrt(C)
+    weights = dropout(jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf)), key)
+    return jnp.einsum("bkgts,bksc->bkgtc", weights.astype(v.dtype), v).reshape(B, H, T, -1)
 
 
 class Attention(eqx.Module):
@@ -312,27 +252,28 @@ class Attention(eqx.Module):
     c_proj: Linear  # H C -> D
     q_norm: Norm | None
     k_norm: Norm | None
-    config: GPTConfig = eqx.field(static=True)
+    dropout: Dropout
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         q_key, k_key, v_key, proj_key = jax.random.split(key, 4)
         D, H, K, C = config.n_embd, config.n_head, config.kv_heads, config.head_size
-        self.c_q = Linear(config, D, H, C, bias=config.qkv_bias, key=q_key)
-        self.c_k = Linear(config, D, K, C, bias=config.qkv_bias, key=k_key)
-        self.c_v = Linear(config, D, K, C, bias=config.qkv_bias, key=v_key)
-        self.c_proj = Linear(config, H * C, D, std=config.residual_std, key=proj_key)
+        bias = config.bias or config.qkv_bias
+        self.c_q = Linear(D, H, C, bias=bias, key=q_key)
+        self.c_k = Linear(D, K, C, bias=bias, key=k_key)
+        self.c_v = Linear(D, K, C, bias=bias, key=v_key)
+        self.c_proj = Linear(H * C, D, bias=config.bias, std=config.residual_std, key=proj_key)
         self.q_norm = Norm(config, C) if config.qk_norm else None
         self.k_norm = Norm(config, C) if config.qk_norm else None
-        self.config = config
+        self.dropout = Dropout(config.dropout)
 
     def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
         weights_key, output_key = split_key(key)
         q, k, v = self.c_q(x), self.c_k(x), self.c_v(x)  # (B, T, H, C), (B, T, K, C) twice
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        y = attend(q, k, v, weights_key)  # (B, T, H, C), after rope, mask and softmax
-        y = self.c_proj(y.reshape(*x.shape[:2], -1))  # (B, T, D)
-        return self.config.compute.dropout(y, self.config.dropout, output_key)
+        q, k, v = (heads.swapaxes(1, 2) for heads in (q, k, v))  # (B, heads, T, C)
+        y = attend(q, k, v, weights_key).swapaxes(1, 2)  # (B, T, H, C), after rope, mask and softmax
+        return self.dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), output_key)  # (B, T, D)
 
 
 # `jax.checkpoint` keeps only the inputs for the backward pass: recomputing the rest beats rereading it.
@@ -350,20 +291,22 @@ class MLP(eqx.Module):
     c_gate: Linear | None  # D -> F, for swiglu
     c_fc: Linear  # D -> F
     c_proj: Linear  # F -> D
-    config: GPTConfig = eqx.field(static=True)
+    activation: str = eqx.field(static=True)
+    dropout: Dropout
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         gate_key, fc_key, proj_key = jax.random.split(key, 3)
-        D, F = config.n_embd, config.hidden
-        self.c_gate = Linear(config, D, F, key=gate_key) if config.mlp == "swiglu" else None
-        self.c_fc = Linear(config, D, F, key=fc_key)
-        self.c_proj = Linear(config, F, D, std=config.residual_std, key=proj_key)
-        self.config = config
+        D, F, bias = config.n_embd, config.hidden, config.bias
+        self.c_gate = Linear(D, F, bias=bias, key=gate_key) if config.mlp == "swiglu" else None
+        self.c_fc = Linear(D, F, bias=bias, key=fc_key)
+        self.c_proj = Linear(F, D, bias=bias, std=config.residual_std, key=proj_key)
+        self.activation = config.mlp
+        self.dropout = Dropout(config.dropout)
 
     def __call__(self, x: Stream, key: DropoutKey = None) -> Stream:
         gate = [] if self.c_gate is None else [self.c_gate(x)]
-        h = ACTIVATIONS[self.config.mlp](*gate, self.c_fc(x))  # (B, T, F)
-        return self.config.compute.dropout(self.c_proj(h), self.config.dropout, key)
+        h = ACTIVATIONS[self.activation](*gate, self.c_fc(x))  # (B, T, F)
+        return self.dropout(self.c_proj(h), key)
 
 
 class Block(eqx.Module):
@@ -395,6 +338,7 @@ class GPT(eqx.Module):
     blocks: Block
     ln_f: Norm
     lm_head: Float[Array, "V D"] | None  # None: wte is also the head
+    dropout: Dropout
     config: GPTConfig = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
@@ -407,6 +351,7 @@ class GPT(eqx.Module):
         self.blocks = eqx.filter_vmap(lambda key: Block(config, key=key))(jax.random.split(blocks_key, L))
         self.ln_f = Norm(config, D)
         self.lm_head = None if config.tie_embeddings else 0.02 * jax.random.normal(head_key, (V, D))
+        self.dropout = Dropout(config.dropout)
         self.config = config
 
     def __call__(self, tokens: Tokens, *, key: DropoutKey = None) -> Float[Array, "B T V"]:
@@ -415,34 +360,78 @@ class GPT(eqx.Module):
 
     def loss(self, tokens: Tokens, targets: Tokens, *, key: DropoutKey = None) -> Float[Array, ""]:
         """Compute the mean cross entropy of the targets, the next tokens; those below 0 do not count."""
-        return self.config.compute.loss(self.features(tokens, key=key), self.head, targets)
+        return self.mean_nats(self.features(tokens, key=key), targets)
 
     def features(self, tokens: Tokens, *, key: DropoutKey = None) -> Stream:
         """Compute everything except the head."""
         embed_key, blocks_key = split_key(key)
         layer_keys = None if blocks_key is None else split_key(blocks_key, self.config.n_layer)
-        positions, attend = causal_attention(self.config, tokens)
+        positions, attend = self.causal_attention(tokens)
         x = self.embed(tokens, positions, embed_key)
-        return self.ln_f(self.config.compute.blocks(self.blocks, x, attend, layer_keys))
+        return self.ln_f(self.apply_blocks(x, attend, layer_keys))
 
     def embed(self, tokens: Tokens, positions: Positions, key: DropoutKey = None) -> Stream:
         """Add token and position embeddings. Raises ValueError for more tokens than learned positions."""
-        x = self.config.compute.lookup(self.wte, tokens)
+        x = self.lookup(tokens)
         if self.wpe is not None:
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp the indices silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")
             x = x + self.wpe[positions]
-        return self.config.compute.dropout(x, self.config.dropout, key)
-
-    def logits(self, x: Stream) -> Float[Array, "B T V"]:
-        """Compute logits, float32, from features."""
-        return self.config.compute.product("btd,vd->btv", x, self.head, "float32")
+        return self.dropout(x, key)
 
     @property
     def head(self) -> Float[Array, "V D"]:
         return self.wte if self.lm_head is None else self.lm_head
 
+    # What fast.py does otherwise
+
+    def causal_attention(self, tokens: Tokens) -> tuple[Positions, Attend]:
+        """Return the tokens' positions in their documents, and the `attend` for entire rows.
+
+        A token attends to its document up to itself, at most to the last `window` tokens.
+        """
+        config, T = self.config, tokens.shape[1]
+        positions, starts = document_positions(tokens, config.document_start)
+        rotate = rotation(config, positions)
+        mask = causal_mask(np.arange(T)[None], T, config.window, starts)
+
+        def attend(q, k, v, key=None):
+            return attention(rotate(q), rotate(k), v, mask, self.dropout, key)
+
+        return positions, attend
+
+    def lookup(self, tokens: Tokens) -> Stream:
+        return self.wte[tokens]
+
+    def apply_blocks(self, x: Stream, attend: Attend, keys: LayerKeys = None) -> Stream:
+        """Apply the blocks in turn: `scan` slices axis L of each array. No keys stay None."""
+
+        def layer(x, block_and_key):
+            block, key = block_and_key
+            return block(x, attend, key), None
+
+        return lax.scan(layer, x, (self.blocks, keys))[0]
+
+    def logits(self, x: Stream) -> Float[Array, "B T V"]:
+        """Compute logits, float32, from features."""
+        return x @ self.head.T
+
+    def nats(self, x: Stream, targets: Tokens) -> Float[Array, " B"]:
+        """Return each row's cross entropy from features, summed over the targets that are not below 0."""
+        return cross_entropy(self.logits(x), targets).sum(-1)
+
+    def mean_nats(self, x: Stream, targets: Tokens) -> Float[Array, ""]:
+        """Return the mean cross entropy, from features, over the targets that count; 0 without any."""
+        return self.nats(x, targets).sum() / jnp.maximum((targets >= 0).sum(), 1)
+
+
+def cross_entropy(logits: Float[Array, "B T V"], targets: Tokens) -> Float[Array, "B T"]:
+    """Return -log softmax(logits)[target] of each token, in nats; 0 where the target is below 0."""
+    log_probabilities = jax.nn.log_softmax(logits)  # (B, T, V)
+    chosen = jnp.take_along_axis(log_probabilities, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    return -jnp.where(targets >= 0, chosen, 0)
+
 
 def leaf_name(path: tuple[Any, ...]) -> str:
     """Name an array by its path in a model, as in blocks.attn.c_q.weight, without `wrapped` (variants.py)."""
-    return jax.tree_util.keystr(path, simple=True, separator=".").replace("wrapped.", "")
+    return jax.tree_util.keystr(path, simple=True, separator=".").replace(".wrapped", "")

@@ -30,7 +30,6 @@ from config.command_line import Name, Positive, UserError, command, take_options
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 
@@ -123,15 +122,15 @@ def show_remedies(planned: Planned, meta: Meta) -> None:
 
 def describe(planned: Planned) -> str:
     options, target = planned.options, planned.target
-    compute: Any = planned.config.compute
+    how = planned.how
     A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
     head = (
         f"A plan for {target.count} x {target.device.name} ({target.device.kind}): "
         "what XLA's compiler makes of the step.\nNothing was run, and nothing below was measured.\n\n"
         f"{count_parameters(planned.config) / 1e6:.2f}M parameters, vocab_size {planned.config.vocab_size}, "
         f"{A} x {B} x {T} = {options.tokens_per_step:,} tokens per step\n"
-        f"mesh={options.mesh}, attention={compute.kernel}, remat={compute.remat}, "
-        f"dtype={compute.dtype}; compiled in {planned.seconds:.0f} s by JAX {jax.__version__}"
+        f"mesh={options.mesh}, attention={how.kernel}, remat={how.remat}, "
+        f"dtype={how.dtype}; compiled in {planned.seconds:.0f} s by JAX {jax.__version__}"
     )
     parts = [head, memory_table(planned.memory, target)]
     if planned.cost:
@@ -206,7 +205,7 @@ def run_table(planned: Planned, cost: Cost) -> str:
         "tokens/s": lambda s: options.tokens_per_step / s,
         f"hours, {steps:,} steps": lambda s: steps * s / 3600,
     }
-    if planned.config.compute.dtype == "bfloat16" and not options.lora_rank:  # else its peak or FLOPs differ
+    if planned.how.dtype == "bfloat16" and not options.lora_rank:  # else its peak or FLOPs differ
         flops = options.tokens_per_step * flops_per_token(planned.config, options.block_size) / target.count
         figures[f"MFU, % of {peak}"] = lambda s: 100 * flops / s / device.peak
     if device.price:

@@ -59,6 +59,7 @@ from runs.load import (
 )
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
+from training.compute import How, choose_how, faster, for_inference
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import TrainState
 from training.step import update
@@ -136,7 +137,7 @@ compiled_log_probabilities = eqx.filter_jit(log_probabilities)
 
 
 def policy_gradient(
-    weights: GPT, frozen: GPT, x, y, weights_of_rows, V: int
+    weights: GPT, frozen: GPT, how: How, x, y, weights_of_rows, V: int
 ) -> tuple[Float[Array, ""], GPT, Float[Array, "A B T"]]:
     """Return the sum of -weight x log p(answer), its gradients, and log p of each target.
 
@@ -145,7 +146,7 @@ def policy_gradient(
 
     @partial(eqx.filter_value_and_grad, has_aux=True)
     def of_microbatch(weights, x, y, of_rows):
-        logprobs = log_probabilities(eqx.combine(weights, frozen), x, y, V)
+        logprobs = log_probabilities(faster(eqx.combine(weights, frozen), how), x, y, V)
         return -(of_rows * logprobs.sum(-1)).sum(), logprobs
 
     def add(total, microbatch):
@@ -173,7 +174,8 @@ def policy_step(
     V: int,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]], Float[Array, "A B T"]]:
     """Follow the gradient of the sum of weight x log p(answer). Return log p before the step, too."""
-    loss, gradients, logprobs = policy_gradient(*partition_trainable(state.model), x, y, weights_of_rows, V)
+    parts, how = partition_trainable(state.model), choose_how(options, state.model.config)
+    loss, gradients, logprobs = policy_gradient(*parts, how, x, y, weights_of_rows, V)
     return *update(state, loss, gradients, options), logprobs
 
 
@@ -271,9 +273,10 @@ def learn(run: Run, own: Kept, state: TrainState, manifest: Manifest, reward: Re
     options, checkpoints = run.options, run.checkpoints
     sampler = Sampler(tokenizer_of(manifest.tokenizer, "resume", options.out_dir), own.max_new_tokens)
     if options.eval_only:  # the model that learning would begin with
-        examine(merge(state.model), int(state.step), own, sampler, reward)
+        model = for_inference(merge(state.model), options.dtype)
+        examine(model, int(state.step), own, sampler, reward)
         return stop_asked()
-    start = load_start(run, own)
+    start = for_inference(load_start(run, own), options.dtype)
     shown = Path(options.out_dir, "rollouts.jsonl")
     i, status = int(state.step), 0
     loss = checkpoints.loss(i) if run.resuming else None  # 1 - the reward of step i's model, examined
@@ -283,7 +286,7 @@ def learn(run: Run, own: Kept, state: TrainState, manifest: Manifest, reward: Re
             checkpoints.delete_all()
         keep_lines(shown, i + (loss is not None))
         while True:
-            model = merge(state.model)
+            model = for_inference(merge(state.model), options.dtype)
             if (i % options.eval_interval == 0 or i == options.max_iters) and loss is None:
                 metrics.catch_up()
                 if not taught:

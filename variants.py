@@ -15,7 +15,7 @@ import jax
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Norm, Stream, is_linear
+from model import GPT, GPTConfig, Linear, Norm, is_linear
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class VariantConfig(GPTConfig):
 #
 #     hidden matrices at the start               divided by sqrt(n)                              mup
 #     queries                                    divided by sqrt(r): scores are q k^T / C        Scaled
-#     features, the head's input                 divided by n                                    ScaledNorm
+#     features, the head's input                 divided by n                                    Scaled
 #     learning rate of hidden matrices           divided by n; with Muon, by sqrt(n), and by     mup_rates
 #                                                n / sqrt(r) for queries, keys and values
 #     embeddings, head, and all other rates      the base's
@@ -54,24 +54,27 @@ class VariantConfig(GPTConfig):
 # Weight decay is multiplied by a matrix's own rate.
 
 
-class ScaledNorm(eqx.Module):
-    """A norm whose result is divided by a constant, which its weights are divided by."""
-
-    wrapped: Norm
-    divisor: float = eqx.field(static=True)
-
-    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        return jax.tree.map(lambda w: w / self.divisor, self.wrapped)(x)
-
-
 class Scaled(eqx.Module):
-    """Attention whose queries are divided by a constant, after their norm."""
+    """A layer whose result is divided by a constant."""
 
-    wrapped: Attention
+    wrapped: Linear | Norm
     divisor: float = eqx.field(static=True)
 
-    def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
-        return self.wrapped(x, lambda q, *others: attend(q / self.divisor, *others), key)
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self.wrapped(x) / self.divisor
+
+
+def is_scaled(x) -> bool:
+    return isinstance(x, Scaled)
+
+
+def without_multipliers(model: GPT) -> GPT:
+    """Return the plain model that computes the same as one in µP."""
+
+    def divided(x):
+        return jax.tree.map(lambda w: w / x.divisor, x.wrapped) if is_scaled(x) else x
+
+    return jax.tree.map(divided, model, is_leaf=is_scaled)
 
 
 def width_multiplier(config) -> float:
@@ -88,8 +91,13 @@ def head_multiplier(config) -> float:
 
 def mup(model: GPT, config: VariantConfig) -> GPT:
     n, r = width_multiplier(config), head_multiplier(config)  # how much wider the model, and a head, are
-    scaled = Scaled(model.blocks.attn, math.sqrt(r)), ScaledNorm(model.ln_f, n)
-    model = eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, scaled)
+
+    def layers(model):
+        attn = model.blocks.attn
+        return [attn.c_q if attn.q_norm is None else attn.q_norm, model.ln_f]
+
+    scaled = [Scaled(x, d) if d != 1 else x for x, d in zip(layers(model), (math.sqrt(r), n), strict=True)]
+    model = eqx.tree_at(layers, model, scaled)
     return eqx.tree_at(linear_weights, model, replace_fn=lambda w: w / math.sqrt(n))
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
-from model import GPT, Block, is_linear
+from model import GPT, Block
 
 CHUNK = 32  # a call of `decode` draws at most so many tokens for a row
 PREFILL_CHUNK = 128  # tokens of a prompt that a call of `prefill` takes at most
@@ -166,20 +166,14 @@ class Rows(NamedTuple):
 @partial(jax.jit, static_argnames=("W", "S", "vocab_size"))
 def start(model: GPT, W: int, S: int, vocab_size: int) -> tuple[Decoder, Cache]:
     """Return the decoder of a model, and an empty cache of W rows of S tokens."""
-    return prepare(model, vocab_size), shard_cache(Cache.empty(model.config, W, S))
+    return prepare(model, vocab_size), shard_cache(Cache.empty(model, W, S))
 
 
 def prepare(model: GPT, vocab_size: int) -> Decoder:
-    """Cast the weights of products once, as each product would, and cut off the vocabulary's padding."""
-    dtype = model.config.compute.dtype
-
-    def cast(x):
-        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if is_linear(x) else x
-
-    blocks = jax.tree.map(cast, unstack_blocks(model), is_leaf=is_linear)
-    head = model.head[:vocab_size].astype(dtype)  # a copy, as the embedding table stays float32
-    rest = eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (None, head), is_leaf=lambda x: x is None)
-    return Decoder(rest, blocks)
+    """Take the blocks apart, which takes as long as a token, and cut off the vocabulary's padding."""
+    parts = None, model.head[:vocab_size]
+    rest = eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, parts, is_leaf=lambda x: x is None)
+    return Decoder(rest, unstack_blocks(model))
 
 
 @partial(jax.jit, donate_argnames="cache")

@@ -143,24 +143,11 @@ def with_biases(model: GPT, family: Family) -> GPT:
     return jax.tree.map_with_path(lambda path, x: ours.get(leaf_name(path), np.zeros(x.shape, x.dtype)), like)
 
 
-def without_multipliers(model: GPT) -> GPT:
-    """Return the plain model that computes the same as one in µP."""
-
-    def queries(attn):
-        return attn.c_q if attn.q_norm is None else attn.q_norm
-
-    def divided(layer, divisor):
-        return jax.tree.map(lambda w: w / divisor, layer)
-
-    attn: Any = model.blocks.attn  # a Scaled
-    ln_f: Any = model.ln_f  # a ScaledNorm
-    plain = eqx.tree_at(queries, attn.wrapped, replace_fn=lambda layer: divided(layer, attn.divisor))
-    return eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, (plain, divided(ln_f.wrapped, ln_f.divisor)))
-
-
 def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
     """Return all tensors of a model, float32, by their names in its family."""
     if getattr(model.config, "mup_base_width", 0):
+        from variants import without_multipliers  # here, because a plain model needs no variants
+
         model = without_multipliers(model)
     parts = {}
     for path, leaf in jax.tree.leaves_with_path(model):

@@ -29,6 +29,7 @@ from runs.checkpoint import (
     latest_manifest,
     tree_of_arrays,
 )
+from training.compute import choose_how, for_inference
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import (
     TrainState,
@@ -45,11 +46,13 @@ def is_run(folder: str) -> bool:
 
 
 def load_model(options: ModelOptions, longest: int | None = None) -> tuple[GPT, dict | None]:
-    """Load the model and tokenizer that a command's options name."""
+    """Load the model and tokenizer that a command's options name, computed as they say."""
     if options.init_from != "resume":
-        return load_pretrained(options.init_from, options.dtype, longest)
-    model, manifest, _ = load_run(options.out_dir, options.checkpoint, options.dtype)
-    return model, manifest.tokenizer
+        model, tokenizer = load_pretrained(options.init_from, longest)
+    else:
+        model, manifest, _ = load_run(options.out_dir, options.checkpoint)
+        tokenizer = manifest.tokenizer
+    return for_inference(model, options.dtype), tokenizer
 
 
 def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Tokenizer:
@@ -60,14 +63,12 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
     raise UserError(f"{place}: its tokens are not text: put the model's tokenizer.json beside its weights")
 
 
-def load_run(
-    out_dir: str, checkpoint: Checkpoint = "last", dtype: str = "auto", merged: bool = True
-) -> tuple[GPT, Manifest, int]:
+def load_run(out_dir: str, checkpoint: Checkpoint = "last", merged: bool = True) -> tuple[GPT, Manifest, int]:
     """Load a run's checkpoint, and return its iteration, too."""
     checkpoints = Checkpoints(out_dir)
     chosen = checkpoints.find(checkpoint)
     manifest = checkpoints.manifest(chosen)
-    options = replace(manifest.options, dtype=dtype, attention="auto")  # another machine may have trained it
+    options = manifest.options
     config = model_config(options, manifest.vocab_size, document_start(manifest.tokenizer))
     shapes = state_shapes(config, options).model
     base = load_base(checkpoints, manifest, shapes)
@@ -102,11 +103,11 @@ def lasting(init_from: str) -> str:
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:
-    """Load weights in the dtypes and shardings of `shapes`, whose block_size may be smaller."""
+    """Load weights in the shardings of `shapes`, whose block_size may be smaller."""
     if not is_run(init_from):
         return open_pretrained(init_from).load(shapes)
     model = tree_of_arrays(arrays_by_name(load_run(init_from)[0]), shapes)
-    return jax.tree.map(lambda x, like: x[: len(like)].astype(like.dtype), model, shapes)
+    return jax.tree.map(lambda x, like: x[: len(like)], model, shapes)
 
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
@@ -118,15 +119,14 @@ def shape_of_weights(init_from: str) -> dict[str, Any]:
     return shape | {"vocab_size": manifest.vocab_size}
 
 
-def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
+def load_pretrained(name: str, longest: int | None = None) -> tuple[GPT, dict | None]:
     """Load the model of a folder or of the hub, with a block_size of at most `longest`, and its tokenizer."""
     if is_run(name):
         raise UserError(f"init_from={name} is the folder of a run: give --out_dir={name} instead")
     pretrained = open_pretrained(name)
-    options = replace(Options(), dtype=dtype, **shape_options(pretrained.config))
-    options = replace(options, block_size=min(options.block_size, longest or options.block_size))
-    config = model_config(options, pretrained.config.vocab_size)
-    return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
+    most = pretrained.config.block_size
+    config = replace(pretrained.config, block_size=min(most, longest or most))
+    return pretrained.load(state_shapes(config, Options()).model), pretrained.tokenizer()
 
 
 # A run that trains
@@ -167,7 +167,7 @@ def open_run(options: Options) -> Run:
     sizes = {leaf_name(path): x.size for path, x in jax.tree.leaves_with_path(shapes.model)}
     trained = sum(size for name, size in sizes.items() if "lora_" in name)
     adapters = f", of which {trained:,} are trained," if trained else ""
-    how = f"on {jax.devices()[0].device_kind}, products in {config.compute.dtype}"
+    how = f"on {jax.devices()[0].device_kind}, products in {choose_how(options, config).dtype}"
     print(f"{sum(sizes.values()):,} parameters{adapters} {how}")
     return Run(options, checkpoints, resuming, dataset, config, shapes)
 

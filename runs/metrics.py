@@ -20,6 +20,7 @@ from config.files import GONE, naming, refusing, write_whole, written
 from config.options import Options
 from model import GPTConfig
 from parallel.machines import peak_memory
+from training.compute import choose_how
 from training.optimizer import is_matrix
 
 SHOW_EVERY = 10  # seconds between lines of progress
@@ -130,7 +131,7 @@ class Speed:
     def __init__(self, options: Options, config: GPTConfig, devices: int):
         self.tokens = options.tokens_per_step
         known = known_device(jax.devices()[0].device_kind)
-        comparable = config.compute.dtype == "bfloat16" and not options.lora_rank
+        comparable = choose_how(options, config).dtype == "bfloat16" and not options.lora_rank
         self.peak = known.peak * devices if known and comparable else None
         self.flops = flops_per_token(config, options.block_size)
         self.times: list[tuple[float, float]] = []  # seconds of each step and its batch

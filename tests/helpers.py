@@ -26,7 +26,7 @@ from data.writer import write_dataset
 from model import GPT
 from parallel.mesh import AXES, batch_sharding, make_mesh
 from runs.checkpoint import Checkpoints, Manifest, arrays_by_name
-from training.lora import partition_trainable
+from training.compute import choose_how
 from training.state import TrainState, model_config, state_shapes
 from training.step import loss_and_gradients as step_gradients
 
@@ -269,7 +269,7 @@ def on(kind: str, platform: str, count: int = 1):
 
 def mean_gradients(options: Options, model: GPT, x, y, key=None):
     """Compute the loss and gradients of a step, as `train_step` does."""
-    return step_gradients(*partition_trainable(model), x, y, key, options)
+    return step_gradients(model, x, y, key, options, choose_how(options, model.config))
 
 
 def loss_and_gradients(

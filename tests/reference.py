@@ -15,11 +15,11 @@ import numpy as np
 import torch
 import transformers
 
-from model import GPT, Compute, GPTConfig
+from model import GPT, GPTConfig
 from tests.helpers import slowly
 
 SIZE = dict(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48)
-GPT2 = GPTConfig(**SIZE, mlp="gelu", bias=True, compute=Compute())
+GPT2 = GPTConfig(**SIZE, mlp="gelu", bias=True)
 LLAMA = replace(GPT2, position="rope", norm="rmsnorm", mlp="swiglu", bias=False, tie_embeddings=False)
 CONFIGS = {
     "gpt2": GPT2,

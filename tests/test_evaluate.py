@@ -129,7 +129,7 @@ def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, dataset,
 
 def test_the_best_checkpoint_is_evaluated_when_asked_for(result, run, tmp_path):
     _, manifest, _ = load_run(str(run))
-    state = create_state_around(load_run(str(run), dtype="float32")[0], manifest.options)
+    state = create_state_around(load_run(str(run))[0], manifest.options)
     save_overfitted(tmp_path / "overfitted", state, manifest)
     loss = {
         name: result(out_dir=tmp_path / "overfitted", checkpoint=name)["loss"] for name in ("best", "last")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fast import fused_attention
-from model import GPT, Compute, causal_mask
+from model import GPT, attention, causal_mask
 from tests.generation.test_cache import in_chunks
 from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, distance, run_python, saved_state
 from tests.models import TINY, changed, large, random_tokens
@@ -38,7 +38,7 @@ def test_cudnns_attention_and_its_gradient_are_those_of_float32(documents, windo
         return fused_attention(q, k, v, begins, "cudnn", window, "bfloat16")
 
     def by_einsum(q, k, v):
-        return Compute().attention(q, k, v, mask)
+        return attention(q, k, v, mask)
 
     def with_gradients(function, q, k, v, dy):
         y, pull = jax.vjp(function, q, k, v)

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from model import ACTIVATIONS, GPT, Attention, Compute, GPTConfig, Norm, causal_attention
+from fast import How
+from model import ACTIVATIONS, GPT, Attention, GPTConfig, Norm
 from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, named_arrays, run_python, slowly
 from tests.models import TINY, changed, forward, large, nll, random_tokens, train
 from tests.reference import NAMES, as_gpt, random_reference
 
-GPT2 = GPTConfig(vocab_size=50257, mlp="gelu", bias=True, compute=Compute())
+GPT2 = GPTConfig(vocab_size=50257, mlp="gelu", bias=True)
 LLAMA = dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False)
 
 
@@ -80,7 +81,7 @@ def test_attention_with_qk_norm_is_the_formula_head_by_head(position, norm):
         weights = np.exp(scores) * np.tri(7)
         out.append(weights / weights.sum(-1, keepdims=True) @ values[:, :, i // 2])
     expected = np.concatenate(out, -1) @ np.asarray(layer.c_proj.weight)
-    _, attend = causal_attention(config, random_tokens(config, T=7))
+    _, attend = GPT(config, key=jax.random.key(0)).causal_attention(random_tokens(config, T=7))
     assert distance(eqx.filter_jit(layer)(x, attend), expected) < FLOAT32_ROUNDING
 
 
@@ -137,7 +138,7 @@ def test_a_new_model_knows_nothing(variant, V, D, B):
     # Logits are small at first, and the loss ln(V), as long as D is: they are products of D-vectors. A tied
     # head also favours the token it has just read; at V 65, D 384 the loss starts 3% above ln(V).
     shape = dict(block_size=64, vocab_size=V, n_layer=2, n_head=4, n_embd=D)
-    config = GPTConfig(**shape, **variant, compute=Compute())
+    config = GPTConfig(**shape, **variant)
     model = jax.jit(lambda key: GPT(config, key=key))(jax.random.key(0))
     logits = forward(model, random_tokens(config, B))
     loss = nll(logits, random_tokens(config, B, seed=1)).mean()
@@ -211,7 +212,7 @@ def test_nanogpts_sizes():
 
 def test_bfloat16_is_as_close_to_float32_as_8_bits_allow():
     tokens = random_tokens(TINY)
-    logits = forward(large(changed(TINY, dtype="bfloat16")), tokens)
+    logits = forward(large(TINY, How("bfloat16")), tokens)
     assert logits.dtype == jnp.float32
     # A layer is six products in a row, the head one more. Each rounds two operands by up to 2^-8, half the
     # spacing of numbers with 8 bits, and the roundings add up like a random walk.
@@ -249,25 +250,25 @@ def test_arrays_have_the_shapes_and_dtypes_that_signatures_state():
 import jaxtyping
 with jaxtyping.install_import_hook(["model", "fast", "variants", "generation.cache"], "beartype.beartype"):
     from generation.cache import Cache, forward_with_cache, unstack_blocks
-    from fast import Fast
-    from model import Compute
+    from fast import How, faster
     from variants import VariantConfig
 import equinox as eqx, jax, jax.numpy as jnp
 
 llama = dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False, qk_norm=True)
 
-def use(config, key):
+def use(config, key, how):
     model, tokens = config.build(key), jnp.zeros((2, 7), jnp.int32)
+    model = faster(model, how) if how else model
     jax.grad(lambda model: model(tokens, key=key).sum())(model)
-    cache, length = Cache.empty(config, 2, config.block_size), jnp.zeros(2, jnp.int32)
+    cache, length = Cache.empty(model, 2, config.block_size), jnp.zeros(2, jnp.int32)
     forward_with_cache(model, unstack_blocks(model), tokens, cache, length)
 
 gpt2, modern = dict(mlp="gelu", bias=True), dict(mlp="relu2", mup_base_width=8)
-plain, fast = (Compute(), None, jax.random.key(0)), (Fast("bfloat16"), 16, jax.random.PRNGKey(0))
-for variant, (compute, eot, key) in ((gpt2, plain), (llama, fast), (modern, plain)):
+plain, fast = (None, None, jax.random.key(0)), (How("bfloat16"), 16, jax.random.PRNGKey(0))
+for variant, (how, eot, key) in ((gpt2, plain), (llama, fast), (modern, plain)):
     shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1)
-    config = VariantConfig(**shape, document_start=eot, compute=compute, **variant)
-    eqx.filter_eval_shape(use, config, key)  # traces, which checks, and runs nothing
+    config = VariantConfig(**shape, document_start=eot, **variant)
+    eqx.filter_eval_shape(use, config, key, how)  # traces, which checks, and runs nothing
 try:
     config.build(key)(jnp.zeros(7, jnp.int32))
 except jaxtyping.TypeCheckError:

@@ -8,7 +8,7 @@ import pytest
 import plan
 from config.options import Options
 from data.dataset import load_meta
-from model import Compute, GPTConfig
+from model import GPTConfig
 from runs.checkpoint import arrays_by_name
 from runs.metrics import flops_per_token
 from tests.helpers import refusal, run_python
@@ -62,7 +62,7 @@ def test_bad_input_is_refused_in_one_line(words, expected, monkeypatch):
 
 
 def test_tokens_until_a_loss_are_those_of_the_run_that_anchors_them():
-    gpt2 = GPTConfig(n_hidden=3072, mlp="gelu", bias=True, compute=Compute())
+    gpt2 = GPTConfig(n_hidden=3072, mlp="gelu", bias=True)
     assert tokens_until("val3.28", gpt2) == pytest.approx(10e9, rel=0.02)
     assert tokens_until("val3.1", gpt2) > 2 * tokens_until("val3.28", gpt2)
     assert tokens_until("25e9", gpt2) == 25e9

@@ -20,6 +20,7 @@ from data.tasks import main as write_tasks
 from data.tokenizer import from_json
 from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
+from fast import How
 from rewards import answers
 from runs.load import load_run
 from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, named_arrays, refusal
@@ -82,7 +83,7 @@ def test_advantages_are_rewards_less_the_mean_of_their_group():
 
 
 def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
-    model, manifest, _ = load_run(str(base / "run"), dtype="float32")
+    model, manifest, _ = load_run(str(base / "run"))
     sampler = rl.Sampler(from_json(manifest.tokenizer), 6)
     asked = [Question("add", "", f"What is {i} + 2?", "") for i in range(4)]
     drawn = sampler(model, asked, jax.random.split(jax.random.key(0), 4))
@@ -103,7 +104,7 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
 
     @jax.jit
     def found(model, x, y, of_rows):
-        return rl.policy_gradient(model, jax.tree.map(lambda _: None, model), x, y, of_rows, 300)
+        return rl.policy_gradient(model, jax.tree.map(lambda _: None, model), How(), x, y, of_rows, 300)
 
     loss, gradients = jax.jit(jax.value_and_grad(expected))(model)
     for A in (1, 4):
@@ -138,7 +139,7 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
     assert [(line["iter"], line["task"]) for line in lines] == [
         (i, task) for i in (0, 4) for task in ("add", "add", "reverse", "reverse")
     ]
-    start = load_run(str(base / "run"), dtype="float32")[0]
+    start = load_run(str(base / "run"))[0]
     for line in lines:
         assert len(line["answers"]) == 4 and sum(answer["advantage"] for answer in line["answers"]) == 0
         for answer in line["answers"]:
@@ -290,7 +291,7 @@ def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, cap
     options = dict(out_dir=base / "run", beside=base / "run", tasks="count", questions=12, max_new_tokens=4)
     evaluate.main(words(**options, json=tmp_path / "answers.json", mesh="data:1", dtype="float32"))
     found = json.loads((tmp_path / "answers.json").read_text())["models"][str(base / "run")]["count"]
-    model, manifest, _ = load_run(str(base / "run"), dtype="float32")
+    model, manifest, _ = load_run(str(base / "run"))
     theirs = transformers.AutoTokenizer.from_pretrained(base / "tokenizer")
     right = 0
     for question in islice(questions("count", "test", 0), 12):

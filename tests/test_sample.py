@@ -133,7 +133,9 @@ def test_the_matmuls_may_be_in_another_dtype(write, monkeypatch):
         write(dtype=dtype)
         model, _ = loaded[-1]
         assert model(jnp.zeros((1, 2), jnp.int32)).dtype == jnp.float32
-        assert model.config.compute.dtype == model.blocks.attn.c_q.compute.dtype == dtype
+        assert (
+            model.how.dtype == model.blocks.attn.c_q.how.dtype == model.blocks.attn.c_q.weight.dtype == dtype
+        )
 
 
 def test_the_first_sample_appears_as_it_is_made(capsys):

@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from config.options import Options
-from hub.export import without_multipliers
-from model import Attention, Norm, causal_attention
+from fast import FastNorm
 from runs.checkpoint import arrays_by_name
 from tests.helpers import (
     FLOAT32_ROUNDING,
@@ -24,7 +23,7 @@ from tests.models import TINY, changed, forward, large, random_tokens
 from training.optimizer import is_matrix
 from training.state import create_state, model_config
 from training.step import compile_step
-from variants import Scaled, ScaledNorm, mup_rates
+from variants import Scaled, mup_rates, without_multipliers
 
 V, BASE = 32, 32
 OPTIONS = replace(
@@ -49,13 +48,13 @@ def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the
     config = changed(TINY, qk_norm=True, bias=bias, mup_base_width=8, mup_base_n_head=1)
     model, tokens = large(config), random_tokens(TINY)
     plain = without_multipliers(model)
-    assert type(plain.blocks.attn) is Attention and type(plain.ln_f) is Norm
+    assert type(plain.blocks.attn.q_norm) is type(plain.ln_f) is FastNorm
     assert distance(forward(plain, tokens), forward(model, tokens)) < FLOAT32_ROUNDING
 
 
 def test_arrays_of_wrapped_layers_keep_their_names():
     plain, wrapped = (each.build(jax.random.key(0)) for each in (TINY, changed(TINY, mup_base_width=8)))
-    assert type(wrapped.blocks.attn) is Scaled and type(wrapped.ln_f) is ScaledNorm
+    assert type(wrapped.blocks.attn.c_q) is type(wrapped.ln_f) is Scaled
     assert list(arrays_by_name(wrapped)) == list(arrays_by_name(plain))
 
 
@@ -101,10 +100,10 @@ def test_scores_are_as_large_where_heads_are_added_that_are_as_wide(optimizer):
         block, seen = jax.tree.map(lambda x: x[0], model.blocks), []
 
         def attend(q, k, v, key=None):
-            seen.append((q.swapaxes(1, 2), k.swapaxes(1, 2)))
+            seen.append((q, k))
             return q
 
-        positions, _ = causal_attention(model.config, tokens)
+        positions, _ = model.causal_attention(tokens)
         block.attn(block.ln_1(model.embed(tokens, positions)), attend)
         (q, k), *_ = seen
         return np.sqrt(1 / q.shape[-1]) * abs(q @ k.swapaxes(2, 3)).mean()

@@ -76,7 +76,7 @@ def train(n_layer: int, seed: int) -> Iterator[tuple[int, GPT]]:
     state, rng = optimizer.init(model), np.random.default_rng(seed)
 
     def loss(model: GPT, tokens: Int[Array, "B T"]):
-        return config.compute.loss(model.features(tokens[:, :-1]), model.head, tokens[:, 1:])
+        return model.loss(tokens[:, :-1], tokens[:, 1:])
 
     @eqx.filter_jit
     def step(model, state, tokens):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from docs.figures._boxes import arrow, box, canvas
 from docs.figures.whole_model import MODELS
-from model import GPT, causal_attention
+from model import GPT
 
 B, T = 16, 100
 
@@ -22,7 +22,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
     def run(key, tokens):
         model = GPT(config, key=key)
         block = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, model.blocks)
-        positions, attend = causal_attention(config, tokens)
+        positions, attend = model.causal_attention(tokens)
         x = model.embed(tokens, positions)
         y = block.ln_1(x)
         q = block.attn.c_q(y)

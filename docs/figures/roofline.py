@@ -6,16 +6,14 @@ Both axes are counted: FLOPs and bytes by shapes, peaks from config/devices.csv.
 """
 
 import jax
-import jax.numpy as jnp
 from matplotlib.axes import Axes
 
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
-from fast import Fast
 from model import GPTConfig
 from runs.metrics import flops_per_token
 from tools.planning.target import DEVICES
 
-GPT2 = GPTConfig(mlp="gelu", compute=Fast("bfloat16", "bfloat16"))
+GPT2 = GPTConfig(mlp="gelu")
 H100 = DEVICES["H100"]
 LEFT, RIGHT = 0.15, 3000  # FLOPs per byte
 
@@ -26,7 +24,7 @@ def product(m: int, k: int, n: int) -> float:
 
 
 def weight_bytes(config: GPTConfig) -> int:
-    """Return the bytes of the weights that decoding a token loads, in the dtype of the products.
+    """Return the bytes of the weights that decoding a token loads, in bfloat16.
 
     Of the embeddings it loads one row, which is not counted. A tied table counts in full, as the lm_head.
     """
@@ -34,12 +32,12 @@ def weight_bytes(config: GPTConfig) -> int:
     read = sum(x.size for x in jax.tree.leaves(model))
     read -= 0 if model.wpe is None else model.wpe.size
     read -= 0 if model.lm_head is None else model.wte.size
-    return jnp.dtype(config.compute.dtype).itemsize * read
+    return 2 * read
 
 
 def cache_bytes(config: GPTConfig) -> int:
-    """Return the bytes of the keys and values of one token."""
-    return 2 * config.n_layer * config.kv_heads * config.head_size * jnp.dtype(config.compute.dtype).itemsize
+    """Return the bytes of the keys and values of one token, in bfloat16."""
+    return 2 * config.n_layer * config.kv_heads * config.head_size * 2
 
 
 def decoding(B: int, length: int) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from config.options import Options
 from data.dataset import Batches, Dataset, prepare_if_missing
 from docs.figures import BLUE, GREY, save
-from fast import Fast
+from fast import How, faster
 from model import GPT, GPTConfig
 from training.optimizer import make_optimizer
 
@@ -25,7 +25,7 @@ STEPS, B, T, SEEDS = 200, 16, 64, (1, 2, 3)
 RATES = {"adamw": (1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3), "muon": (2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3)}
 COLORS = {"adamw": GREY, "muon": BLUE}
 KEPT = Path(__file__).with_suffix(".json")
-CONFIG = GPTConfig(T, 96, 2, 4, n_embd=64, position="rope", norm="rmsnorm", compute=Fast())
+CONFIG = GPTConfig(T, 96, 2, 4, n_embd=64, position="rope", norm="rmsnorm")
 
 
 def trainer(optimizer: str):
@@ -34,11 +34,15 @@ def trainer(optimizer: str):
     options = replace(Options(), optimizer=optimizer, **values)
     dataset = Dataset("python_char")
     val = [Batches(dataset.tokens("val"), B, T, seed=0)(i) for i in range(40)]
-    loss = eqx.filter_jit(GPT.loss)
+
+    def of(model, x, y):
+        return faster(model, How()).loss(x, y)
+
+    loss = eqx.filter_jit(of)
 
     @eqx.filter_jit(donate="all-except-first")
     def step(batch, model, state, rate):
-        gradients = eqx.filter_grad(GPT.loss)(model, *batch)
+        gradients = eqx.filter_grad(of)(model, *batch)
         updates, state = make_optimizer(options, model).update(gradients, state, model)
         # The rate is the last factor of an update: with 1.0 in the options, every rate is one program.
         return eqx.apply_updates(model, jax.tree.map(lambda u: rate * u, updates)), state

@@ -8,9 +8,10 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
-from model import GPT, Block, GPTConfig, causal_attention
+from model import GPT, Block, GPTConfig, attention, causal_mask
 
 MODELS = {
     "quickstart": GPTConfig(128, 96, 4, 4, n_embd=128, position="rope", norm="rmsnorm"),
@@ -36,8 +37,9 @@ def count(config: GPTConfig) -> dict[str, int]:
 def growth(scaled: bool) -> list[float]:
     """Return the RMS of a number of the residual stream before and after each of DEPTH random blocks."""
     config = GPTConfig(64, 96, DEPTH, 4, n_embd=128, norm="rmsnorm")
-    _, attend = causal_attention(config, jnp.zeros((1, 64), jnp.int32))
-    make, apply = eqx.filter_jit(Block), eqx.filter_jit(lambda block, x: block(x, attend))
+    mask = causal_mask(np.arange(64)[None], 64, None)
+    make = eqx.filter_jit(Block)
+    apply = eqx.filter_jit(lambda block, x: block(x, lambda q, k, v, key: attention(q, k, v, mask)))
     x_key, *keys = jax.random.split(jax.random.key(0), DEPTH + 1)
     x = 0.02 * jax.random.normal(x_key, (1, 64, 128))
     found = [rms(x)]

@@ -7,7 +7,7 @@ import pytest
 from docs.figures import optimizers
 from docs.figures.attention_by_hand import KEYS, QUERY, VALUES, weights
 from docs.pages import DOCS
-from model import GPT, Compute, GPTConfig
+from model import GPT, GPTConfig
 from tools.planning.target import DEVICES
 
 
@@ -18,7 +18,7 @@ def page(watched_page):
 
 def test_devices_counts_what_the_planner_counts_and_follows_its_sliders(page):
     page.goto((DOCS / "interactive/devices.html").as_uri())
-    config = GPTConfig(mlp="gelu", position="rope", compute=Compute("bfloat16"))
+    config = GPTConfig(mlp="gelu", position="rope")
     shapes = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
     norms = (2 * config.n_layer + 1) * config.n_embd
     parameters = sum(x.size for x in jax.tree.leaves(shapes)) - norms

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from config.options import Options
-from fast import Fast, fold_norms
-from model import GPTConfig, causal_attention
+from fast import How, faster, fold_norms
+from model import GPTConfig
 from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, moved, slowly
 from tests.models import TINY, changed, large, random_tokens, train
 from training.lora import add_adapters
@@ -19,10 +19,10 @@ from training.lora import add_adapters
 
 @pytest.mark.parametrize("unroll, remat", [(1, "block"), *slowly((0, "block"), (1, "dots"))])
 def test_recomputing_changes_no_gradient_and_no_dropout(remat, unroll):
-    config = changed(TINY, n_layer=3, dropout=0.2, bias=True, unroll=unroll)
+    config = changed(TINY, n_layer=3, dropout=0.2, bias=True)
     tokens, targets, key = random_tokens(TINY), random_tokens(TINY, seed=1), jax.random.key(0)
-    (loss, _), gradients = train(large(config), tokens, targets, key)
-    (other_loss, _), others = train(large(changed(config, remat=remat)), tokens, targets, key)
+    (loss, _), gradients = train(large(config, How(unroll=unroll)), tokens, targets, key)
+    (other_loss, _), others = train(large(config, How(unroll=unroll, remat=remat)), tokens, targets, key)
     assert distance(other_loss, loss) < FLOAT32_ROUNDING
     assert_close(others, gradients)
 
@@ -30,8 +30,8 @@ def test_recomputing_changes_no_gradient_and_no_dropout(remat, unroll):
 @cache
 def gradient_plan(remat, n_layer=3):
     """Bytes of temporaries, and FLOPs with those of one layer, of the features' gradient. B 8, T 64, D 64."""
-    config = GPTConfig(block_size=64, n_layer=n_layer, n_head=4, n_embd=64, compute=Fast())
-    model = eqx.filter_eval_shape(changed(config, unroll=1, remat=remat).build, jax.random.key(0))
+    config = GPTConfig(block_size=64, n_layer=n_layer, n_head=4, n_embd=64)
+    model = faster(eqx.filter_eval_shape(config.build, jax.random.key(0)), How(unroll=1, remat=remat))
     tokens = jax.ShapeDtypeStruct((8, 64), jnp.int32)
     compiled = (
         jax.jit(jax.grad(lambda model, tokens: model.features(tokens).sum())).lower(model, tokens).compile()
@@ -67,24 +67,25 @@ def test_what_is_computed_twice():
 CASES = {
     "swiglu, layernorm": {},
     "gelu, rmsnorm": dict(mlp="gelu", norm="rmsnorm"),
-    "adapters": {},
+    "norms of queries": dict(qk_norm=True),
+    "adapters, which are not folded": {},
     "a bias, which is not folded": dict(bias=True),
-    "µP, norms of queries": dict(mup_base_width=8, qk_norm=True),
+    "µP, whose attention is not folded": dict(mup_base_width=8, qk_norm=True),
 }
 
 
 def a_block(case):
     """The first block of a model, in which no norm's weight is 1, and no adapter is 0."""
     model = changed(TINY, n_kv_head=2, **CASES[case]).build(jax.random.key(0))
-    if case == "adapters":
+    if case.startswith("adapters"):
         model = add_adapters(model, Options(lora_rank=2), jax.random.key(2))
-    return jax.tree.map(lambda x: x[0], moved(model.blocks, 0.1))
+    return jax.tree.map(lambda x: x[0], faster(moved(model, 0.1), How()).blocks)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_folded_block_computes_the_same_and_so_do_its_gradients(case):
     block, tokens = a_block(case), random_tokens(TINY)
-    _, attend = causal_attention(TINY, tokens)
+    _, attend = large(TINY).causal_attention(tokens)
     x, dy = jax.random.normal(jax.random.key(3), (2, *tokens.shape, TINY.n_embd))
 
     @partial(jax.jit, static_argnums=0)
@@ -101,10 +102,11 @@ def test_a_folded_block_computes_the_same_and_so_do_its_gradients(case):
 def test_a_norm_without_a_bias_has_no_weight_left(case):
     block = a_block(case)
     folded = fold_norms(block)
-    stay = {"a bias, which is not folded": "12", "adapters": "12", "µP, norms of queries": "1"}.get(case, "")
+    stay = {"a bias, which is not folded": "12", "adapters, which are not folded": "12"}
+    stay |= {"µP, whose attention is not folded": "1"}
     for n in "12":  # µP wraps attention, and an adapter each layer
         ours, theirs = (getattr(x, f"ln_{n}").weight for x in (folded, block))
-        assert (ours == (theirs if n in stay else 1)).all()
+        assert (ours == (theirs if n in stay.get(case, "") else 1)).all()
 
 
 class Wrapped(eqx.Module):
@@ -128,8 +130,7 @@ class Behind(eqx.Module):
 
 @pytest.mark.parametrize("where", ["ln_1", "attn", "ln_2", "mlp", "behind", "layer"])
 def test_a_layer_of_a_users_own_stays_as_it_is(where):
-    block = large(TINY).blocks
-    block = jax.tree.map(lambda x: x[0], block)
+    block = jax.tree.map(lambda x: x[0], large(TINY).blocks)
     norms = [1 + jax.random.normal(jax.random.key(i), (TINY.n_embd,)) for i in range(2)]
     block = eqx.tree_at(lambda b: (b.ln_1.weight, b.ln_2.weight), block, norms)
     if where == "behind":
@@ -140,6 +141,6 @@ def test_a_layer_of_a_users_own_stays_as_it_is(where):
     else:
         block = eqx.tree_at(lambda b: getattr(b, where), block, Wrapped(getattr(block, where)))
     tokens = random_tokens(TINY)
-    _, attend = causal_attention(TINY, tokens)
+    _, attend = large(TINY).causal_attention(tokens)
     x = jax.random.normal(jax.random.key(3), (*tokens.shape, TINY.n_embd))
-    assert distance(fold_norms(block)(x, attend), block(x, attend)) < FLOAT32_ROUNDING
+    assert distance(fold_norms(faster(block, How()))(x, attend), block(x, attend)) < FLOAT32_ROUNDING

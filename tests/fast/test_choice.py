@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-import fast
 from config.options import Options
-from fast import fastest_attention
 from tests.helpers import CPU, H100, V5E, on, refusal
+from training import compute
+from training.compute import choose_how, fastest_attention
 from training.state import model_config
+
+
+def how(options):
+    return choose_how(options, model_config(options, 9))
 
 
 @pytest.mark.parametrize(
@@ -22,21 +26,21 @@ from training.state import model_config
     }.items(),
 )
 def test_auto_is_bfloat16_on_a_cpu_that_multiplies_it(monkeypatch, flags, dtype):
-    monkeypatch.setattr(fast, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(compute, "cpu_flags", lambda: flags)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
-    assert model_config(Options(), 9).compute.dtype == dtype
-    assert model_config(Options(dtype="float32"), 9).compute.dtype == "float32"
+    assert how(Options()).dtype == dtype
+    assert how(Options(dtype="float32")).dtype == "float32"
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # the library may not use them
-    assert model_config(Options(), 9).compute.dtype == "float32"
+    assert how(Options()).dtype == "float32"
     with on(*H100):
-        assert model_config(Options(), 9).compute.dtype == "bfloat16"
+        assert how(Options()).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("device, rows", [(CPU, 1), (V5E, 13), (H100, 68)])
 def test_the_memory_of_the_target_says_how_many_rows_of_logits_there_may_be(device, rows):
     """Of GPT-2's 1024 x 50304, in bfloat16 a twelfth of the memory; on a CPU, 2^26."""
     with on(*device):
-        assert model_config(Options(), 9).compute.max_logits // (1024 * 50304) == rows
+        assert how(Options()).max_logits // (1024 * 50304) == rows
 
 
 # --- attention's kernel ---
@@ -80,11 +84,11 @@ def test_a_kernel_is_taken_where_device_shape_and_dtype_allow_it(
 ):
     options = Options(n_head=4, n_embd=4 * head_size, block_size=T, dtype=dtype)
     with on(*device):
-        assert (model_config(options, 9).compute.kernel == kernel) == expected
+        assert (how(options).kernel == kernel) == expected
         if expected:
-            assert model_config(replace(options, attention=kernel), 9).compute.kernel == kernel
-            said = refusal(model_config, replace(options, attention=kernel, dropout=0.1), 9)
+            assert how(replace(options, attention=kernel)).kernel == kernel
+            said = refusal(how, replace(options, attention=kernel, dropout=0.1))
             assert said.endswith("dropout or deterministic; use attention=auto")
         else:
-            said = refusal(model_config, replace(options, attention=kernel), 9)
+            said = refusal(how, replace(options, attention=kernel))
             assert said.startswith(f"attention={kernel} does not suit the device")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fast import Fast, fused_attention
-from model import Compute, causal_mask
+from fast import How, faster, fused_attention
+from model import GPT, GPTConfig, attention, causal_mask
 from parallel.mesh import make_mesh
 from tests.helpers import FLOAT32_ROUNDING, distance, slowly
 
@@ -37,7 +37,7 @@ def test_a_kernel_computes_what_einsum_does_and_its_gradient(kernel, documents, 
         return fused_attention(q, k, v, begins, kernel, window, "float32")
 
     def by_einsum(q, k, v):
-        return Compute().attention(q, k, v, mask)
+        return attention(q, k, v, mask)
 
     def with_gradients(function, q, k, v, dy):
         y, pull = jax.vjp(function, q, k, v)
@@ -71,8 +71,10 @@ def test_each_device_computes_its_own_rows_and_heads_and_sends_nothing(kernel, o
 def test_dropout_and_odd_lengths_are_left_to_einsum(kernel):
     for T, rate in ((128, 0.1), (127, 0.0)):
         q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 2, T, C))
-        starts, key = jnp.zeros((1, T), jnp.int32), jax.random.key(1)
+        config = GPTConfig(n_head=2, n_embd=2 * C, n_layer=1, vocab_size=9, window=20, dropout=rate)
+        model, tokens = GPT(config, key=jax.random.key(2)), jnp.ones((1, T), jnp.int32)
         found, expected = (
-            Fast(kernel=name).row_attention(q, k, v, starts, 20, rate, key) for name in (kernel, "einsum")
+            faster(model, How(kernel=name)).causal_attention(tokens)[1](q, k, v, jax.random.key(1))
+            for name in (kernel, "einsum")
         )
         np.testing.assert_array_equal(found, expected)

@@ -8,15 +8,14 @@ import pytest
 import torch
 from jax.extend.core import jaxprs_in_params
 
-from fast import Fast, chunked_loss, chunks
-from model import Compute
+from fast import How, chunked_loss, chunks
 from parallel.mesh import make_mesh
 from tests.helpers import distance
 
 # As helpers.FLOAT32_ROUNDING, but with about ten operations in a row, the products among them sums of at most
 # 100 terms: sqrt(10 * 100) u.
 ROUNDING = 2e-6
-WHOLE, HALVES = Fast(), Fast(max_logits=4 * 7 * 100)  # of the inputs below, in one chunk and in two
+WHOLE, HALVES = How(), How(max_logits=4 * 7 * 100)  # of the inputs below, in one chunk and in two
 
 
 def inputs(B=4, T=14, D=32, V=100):
@@ -29,11 +28,11 @@ def inputs(B=4, T=14, D=32, V=100):
     return x, head / 2, targets
 
 
-def value_and_gradients(x, head, targets, compute=WHOLE, scale=1):
+def value_and_gradients(x, head, targets, how=WHOLE, scale=1):
     """The loss times `scale`, and its gradients with respect to x and head, as numpy arrays."""
 
     def loss(x, head):
-        return scale * compute.loss(x, head, targets)
+        return scale * chunked_loss(x, head, targets, how)
 
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, head)
     return np.asarray(value), *map(np.asarray, gradients)
@@ -51,7 +50,7 @@ def torch_value_and_gradients(x, head, targets):
 @pytest.mark.parametrize(
     "T, max_logits, n_chunks",
     [
-        (14, Fast.max_logits, 1),
+        (14, How.max_logits, 1),
         (14, 4 * 7 * 100, 2),
         (14, 4 * 6 * 100, 3),  # of 5, the last with one that is no token
         (13, 4 * 7 * 100, 2),  # a prime
@@ -63,7 +62,7 @@ def torch_value_and_gradients(x, head, targets):
 def test_loss_and_gradients_are_pytorchs_whatever_the_chunks(T, max_logits, n_chunks):
     x, head, targets = inputs(T=T)
     assert len(chunks(x, targets, len(head), max_logits)[0]) == n_chunks
-    found = value_and_gradients(x, head, targets, Fast(max_logits=max_logits))
+    found = value_and_gradients(x, head, targets, How(max_logits=max_logits))
     for ours, theirs in zip(found, torch_value_and_gradients(x, head, targets), strict=True):
         assert ours.dtype == np.float32 and ours.shape == theirs.shape
         assert distance(ours, theirs) < ROUNDING
@@ -83,26 +82,26 @@ def test_a_device_holds_so_many_logits_and_stages_do_not_share_them(mesh, n_chun
         assert len(chunks(x, targets, 100, max_logits=4 * 4 * 100)[0]) == n_chunks
 
 
-@pytest.mark.parametrize("compute", [WHOLE, HALVES, Compute()])
-def test_without_a_target_the_loss_and_its_gradients_are_zero(compute):
+@pytest.mark.parametrize("how", [WHOLE, HALVES])
+def test_without_a_target_the_loss_and_its_gradients_are_zero(how):
     x, head, targets = inputs()
-    value, *gradients = value_and_gradients(x, head, np.full_like(targets, -1), compute)
+    value, *gradients = value_and_gradients(x, head, np.full_like(targets, -1), how)
     assert value == 0
     assert not any(gradient.any() for gradient in gradients)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("compute", [WHOLE, HALVES])
-def test_the_value_alone_is_the_one_that_comes_with_gradients(compute, dtype):
-    compute, (x, head, targets) = replace(compute, dtype=dtype), inputs()
-    alone = chunked_loss(x, head, targets, compute)
-    np.testing.assert_allclose(alone, value_and_gradients(x, head, targets, compute)[0], rtol=ROUNDING)
+@pytest.mark.parametrize("how", [WHOLE, HALVES])
+def test_the_value_alone_is_the_one_that_comes_with_gradients(how, dtype):
+    how, (x, head, targets) = replace(how, dtype=dtype), inputs()
+    alone = chunked_loss(x, head, targets, how)
+    np.testing.assert_allclose(alone, value_and_gradients(x, head, targets, how)[0], rtol=ROUNDING)
 
 
 @pytest.mark.parametrize("results", ["float32", "bfloat16"])  # a CPU's, and any other device's
 def test_bfloat16_errs_by_the_rounding_of_its_operands_and_results(results):
     x, head, targets = inputs()
-    value, dx, dhead = value_and_gradients(x, head, targets, Fast("bfloat16", results))
+    value, dx, dhead = value_and_gradients(x, head, targets, How("bfloat16", results))
     exact, exact_dx, exact_dhead = torch_value_and_gradients(x, head, targets)
     u = 2.0**-9  # bfloat16 keeps 8 bits
     twice, thrice = (1 + u) ** 2 - 1, (1 + u) ** 3 - 1  # two operands are rounded; and the result, on a GPU
@@ -134,9 +133,9 @@ def sizes(jaxpr):
 
 
 def test_all_the_logits_never_exist_at_once():
-    compute = Fast(max_logits=4 * 2 * 100)
+    how = How(max_logits=4 * 2 * 100)
     x, head, targets = inputs(T=16, D=8)
     both = jax.value_and_grad(chunked_loss, argnums=(0, 1))
     for function in (chunked_loss, both):
-        jaxpr = jax.make_jaxpr(function, static_argnums=3)(x, head, targets, compute)
-        assert max(sizes(jaxpr.jaxpr)) == compute.max_logits
+        jaxpr = jax.make_jaxpr(function, static_argnums=3)(x, head, targets, how)
+        assert max(sizes(jaxpr.jaxpr)) == how.max_logits

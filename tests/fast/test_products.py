@@ -1,12 +1,13 @@
 """Products and look-ups in a chosen dtype: values and gradients are those of plain ones, at any shape."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fast import Fast, embedding_lookup, product
-from model import GPTConfig
+from fast import FastLinear, How, embedding_lookup, product
+from model import GPTConfig, Linear
 from tests.helpers import named_arrays
 from tests.models import large, random_tokens, train
 
@@ -16,6 +17,16 @@ B, T, D = 3, 5, 48
 def operands(*out):
     random = np.random.default_rng(0)
     return tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((B, T, D), (D, *out)))
+
+
+def linear(dtype, result="float32"):
+    """x @ w by a FastLinear."""
+
+    def multiply(x, w):
+        layer = Linear(1, bias=False, key=jax.random.key(0))
+        return FastLinear(eqx.tree_at(lambda layer: layer.weight, layer, w), How(dtype, result))(x)
+
+    return multiply
 
 
 def value_and_gradients(function, x, w, dy):
@@ -29,7 +40,7 @@ def value_and_gradients(function, x, w, dy):
 def test_value_and_gradients_are_those_of_a_plain_product_of_rounded_operands(out, dtype):
     x, w = operands(*out)
     dy = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, *out)), jnp.float32)
-    found = value_and_gradients(lambda x, w: Fast(dtype).linear(x, w), x, w, dy)
+    found = value_and_gradients(linear(dtype), x, w, dy)
     x, w, dy = (np.asarray(a.astype(dtype), np.float64) for a in (x, w, dy))
     over_out = list(range(2, 2 + len(out)))
     expected = (
@@ -45,16 +56,14 @@ def test_value_and_gradients_are_those_of_a_plain_product_of_rounded_operands(ou
 
 def test_the_gradient_by_x_has_the_dtype_of_x():
     x, w = operands(7)
-    gradient = jax.grad(lambda x: Fast("bfloat16").linear(x, w).sum().astype(jnp.float32))(
-        x.astype(jnp.bfloat16)
-    )
+    gradient = jax.grad(lambda x: linear("bfloat16")(x, w).sum().astype(jnp.float32))(x.astype(jnp.bfloat16))
     assert gradient.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
 def test_a_product_has_the_dtype_that_is_asked_for(result):
     x, w = operands(7)
-    assert Fast("bfloat16", result).linear(x, w).dtype == result
+    assert linear("bfloat16", result)(x, w).dtype == result
 
 
 @pytest.mark.parametrize("subscripts", ["bkgtc,bksc->bkgts", "bkgts,bksc->bkgtc", "btd,vd->btv"])
@@ -115,9 +124,8 @@ def test_bfloat16_trains_at_odd_shapes(mlp, tie_embeddings, unroll, B, T, V, H, 
         position="rope" if tie_embeddings else "learned",
         mlp=mlp,
         tie_embeddings=tie_embeddings,
-        compute=Fast("bfloat16", unroll=unroll),
     )
-    model = large(config)
+    model = large(config, How("bfloat16", unroll=unroll))
     tokens, targets = random_tokens(config, B, T), random_tokens(config, B, T, seed=1)
     (loss, _), gradients = train(model, tokens, targets)
     assert jnp.isfinite(loss)

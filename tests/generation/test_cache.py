@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fast import How
 from generation.cache import Cache, forward_with_cache, unstack_blocks, write
 from model import GPT
 from tests.helpers import FLOAT32_ROUNDING, MODERN, distance
@@ -19,7 +20,7 @@ def forward(model, tokens, cache, length):
 def in_chunks(model, tokens, ends):
     """Read tokens in chunks that end at `ends`: return their features, and the cache after them."""
     cache, length, chunks = (
-        Cache.empty(model.config, len(tokens), model.config.block_size),
+        Cache.empty(model, len(tokens), model.config.block_size),
         jnp.zeros(len(tokens), jnp.int32),
         [],
     )
@@ -76,8 +77,8 @@ def test_the_cache_begins_anew_at_end_of_text_as_training_does(shape, ends):
 
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
 def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_products_give(result):
-    config = changed(TINY, n_kv_head=2, dtype="bfloat16", result=result, n_layer=3)
-    cache = Cache.empty(config, 5, config.block_size)
+    model = large(changed(TINY, n_kv_head=2, n_layer=3), How("bfloat16", result))
+    cache = Cache.empty(model, 5, model.config.block_size)
     assert [len(cache.keys), len(cache.values)] == [3, 3]
     for x in (*cache.keys, *cache.values):
         assert (x.shape, x.dtype) == ((5, 2, 16, 8), result)  # (B, K, S, C)

@@ -10,18 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fast import Fast
+from fast import How, faster, rounded
 from generation import decode as decoding
 from generation.cache import Cache, forward_with_cache, unstack_blocks
 from generation.decode import CHUNK, DATA, GREEDY, PLAIN, Rows, Settings, generate, prepare, start
-from model import GPT, Compute, GPTConfig
+from model import GPT, GPTConfig
 from tests.helpers import slowly
-from tests.models import changed
 
 SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
 CONFIGS = {
-    "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True, compute=Compute()),
-    "llama": GPTConfig(**SHAPE, position="rope", norm="rmsnorm", n_kv_head=2, qk_norm=True, compute=Fast()),
+    "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True),
+    "llama": GPTConfig(**SHAPE, position="rope", norm="rmsnorm", n_kv_head=2, qk_norm=True),
 }
 S = SHAPE["block_size"]
 KEY = jax.random.key(7)
@@ -217,15 +216,15 @@ def test_no_tokens_are_made_where_none_are_asked_for(gpt2):
 
 def test_the_weights_of_products_are_cast_once():
     """And the model computes what it did, to the bit; tokens are looked up in float32."""
-    model = make(changed(CONFIGS["gpt2"], dtype="bfloat16"))
-    cast, blocks = jax.jit(prepare, static_argnums=1)(model, SHAPE["vocab_size"])
+    model = faster(make(CONFIGS["gpt2"]), How(dtype="bfloat16"))
+    cast, blocks = jax.jit(prepare, static_argnums=1)(rounded(model), SHAPE["vocab_size"])
     block = blocks[0]
     assert {block.attn.c_q.weight.dtype, block.mlp.c_proj.weight.dtype} == {jnp.dtype("bfloat16")}
     assert (cast.head.dtype, cast.wte.dtype, block.ln_1.weight.dtype) == ("bfloat16", *2 * ["float32"])
 
     @jax.jit
     def read(model, blocks):
-        cache, length = Cache.empty(model.config, 2, S), jnp.zeros(2, jnp.int32)
+        cache, length = Cache.empty(model, 2, S), jnp.zeros(2, jnp.int32)
         features, _ = forward_with_cache(model, blocks, prompt(2, S), cache, length)
         return model.logits(features)
 

@@ -15,7 +15,7 @@ import sample
 import train
 from config.options import Options
 from data.prepare import prepare
-from model import Compute, GPTConfig
+from model import GPTConfig
 from parallel.mesh import make_mesh
 from runs.load import choose_config, load_run, open_dataset
 from tests.helpers import losses, named_arrays, refusal
@@ -108,7 +108,7 @@ def test_what_contradicts_the_weights_is_refused(command_line, folder, tmp_path,
 
 def test_data_with_more_tokens_than_the_model_knows_are_refused(command_line, tmp_path):
     shape = dict(block_size=16, n_layer=1, n_head=1, n_embd=8, mlp="gelu", bias=True)
-    gpt2(GPTConfig(vocab_size=27, **shape, compute=Compute())).save_pretrained(tmp_path / "small")
+    gpt2(GPTConfig(vocab_size=27, **shape)).save_pretrained(tmp_path / "small")
     text = refusal(train.main, command_line(tmp_path / "out", init_from=tmp_path / "small"))
     assert "has a vocabulary of 28 tokens, and the model one of 27" in text
 
@@ -132,7 +132,7 @@ def test_sample_writes_what_transformers_finds_likeliest(tmp_path, monkeypatch, 
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
     torch.manual_seed(0)
     shape = dict(block_size=64, n_layer=2, n_head=2, n_embd=8, mlp="gelu", bias=True)
-    config = GPTConfig(vocab_size=50257, **shape, compute=Compute())
+    config = GPTConfig(vocab_size=50257, **shape)
     reference = gpt2(config).eval()
     with torch.no_grad():
         for parameter in reference.parameters():

@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from config.options import Options
-from fast import Fast
 from hub.weights import FAMILIES, Pretrained, open_pretrained
-from model import GPT, Compute, GPTConfig
+from model import GPT, GPTConfig
 from parallel.mesh import make_mesh, with_shardings
 from tests.damage import answers
 from tests.helpers import assert_same_bits, error_line, refusal, run_python
@@ -105,10 +104,10 @@ def test_every_weight_and_the_logits_are_those_of_transformers(name, tmp_path):
 @pytest.mark.slow
 def test_logits_at_the_size_of_gpt2(tmp_path):
     torch.manual_seed(0)
-    reference = gpt2(GPTConfig(vocab_size=50257, mlp="gelu", bias=True, compute=Compute())).eval()
+    reference = gpt2(GPTConfig(vocab_size=50257, mlp="gelu", bias=True)).eval()
     reference.save_pretrained(tmp_path)
     tokens, expected = logits(reference, T=4)
-    assert_logits(load(tmp_path, compute=Fast(unroll=1)), tokens, expected)
+    assert_logits(load(tmp_path), tokens, expected)
 
 
 def test_openais_own_file_has_shorter_names_and_the_causal_masks(folder):
@@ -346,7 +345,7 @@ def test_a_number_of_layers_beyond_all_reason_is_refused_at_once(folder):
 
 @pytest.mark.parametrize("vocab_size", [50257, 50304, 50258, 50305])
 def test_gpt2s_tokens_are_those_of_its_vocabulary_as_it_is_or_padded_as_nanogpts(vocab_size, tmp_path):
-    config = GPTConfig(vocab_size=vocab_size, compute=Compute())
+    config = GPTConfig(vocab_size=vocab_size)
     found = Pretrained(tmp_path, FAMILIES["gpt2"], config).tokenizer()
     assert found == ({"type": "tiktoken", "name": "gpt2"} if vocab_size in (50257, 50304) else None)
 

@@ -10,8 +10,8 @@ import pytest
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from fast import Fast
-from model import GPT, Compute, GPTConfig, causal_mask, inverse_frequencies, rotation
+from fast import How
+from model import GPT, GPTConfig, causal_mask, inverse_frequencies, rotation
 from tests.helpers import FLOAT32_ROUNDING, distance, slowly
 from tests.models import TINY, changed, forward, large, nll, random_tokens
 
@@ -21,7 +21,7 @@ C, THETA = 16, 10000.0
 def turned(x, positions):
     """x of shape (B, heads, T, C), turned as in attention."""
     shape = dict(n_head=1, n_embd=C, position="rope", rope_theta=THETA)
-    return rotation(GPTConfig(**shape, compute=Compute()), positions)(x)
+    return rotation(GPTConfig(**shape), positions)(x)
 
 
 def random(*shape, seed=0):
@@ -92,12 +92,12 @@ def dependence(model, tokens, targets):
 
 
 @pytest.mark.parametrize(
-    "position, n_kv_head, compute", [("learned", 4, Compute()), ("rope", 2, Fast("bfloat16", unroll=1))]
+    "position, n_kv_head, how", [("learned", 4, None), ("rope", 2, How("bfloat16", unroll=1))]
 )
-def test_no_position_depends_on_later_tokens(position, n_kv_head, compute):
+def test_no_position_depends_on_later_tokens(position, n_kv_head, how):
     T = 6
     variant = dict(position=position, n_kv_head=n_kv_head, tie_embeddings=False)
-    model = large(replace(TINY, **variant, compute=compute))
+    model = large(replace(TINY, **variant), how)
 
     tokens = jnp.arange(T)[None]
     np.testing.assert_array_equal(dependence(model, tokens, tokens + T), np.tri(T, dtype=bool))
@@ -111,7 +111,7 @@ def test_no_position_depends_on_later_tokens(position, n_kv_head, compute):
 
 
 EOT = 64
-PACKED = changed(TINY, document_start=EOT, n_kv_head=2, unroll=1)
+PACKED = changed(TINY, document_start=EOT, n_kv_head=2)
 # Two rows: the end of a document and three more, one of them empty; and a row that begins with one.
 LENGTHS = [[5, 7, 1, 3], [4, 12]]
 

@@ -9,20 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fast import Fast
-from model import GPT, Compute, causal_attention, split_key
+from fast import FastDropout, How
+from model import GPT, Dropout, split_key
 from tests.helpers import FLOAT32_ROUNDING
 from tests.models import TINY, forward, large, random_tokens
 
-BOTH = pytest.mark.parametrize("compute", [Compute(), Fast()])
+
+def fast_dropout(rate):
+    return FastDropout(Dropout(rate), How())
+
+
+BOTH = pytest.mark.parametrize("dropout", [Dropout, fast_dropout])
+IN_BOTH = pytest.mark.parametrize("how", [None, How()])
 
 
 @BOTH
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 @pytest.mark.parametrize("width", [128, 127])
-def test_dropout_zeroes_the_fraction_and_keeps_the_mean(compute, rate, width):
+def test_dropout_zeroes_the_fraction_and_keeps_the_mean(dropout, rate, width):
     x = jnp.ones((64, 100, width))
-    y = np.asarray(compute.dropout(x, rate, jax.random.key(0)))
+    y = np.asarray(dropout(rate)(x, jax.random.key(0)))
     kept = y != 0
     standard_error = math.sqrt(rate * (1 - rate) / y.size)
     assert abs(kept.mean() - (1 - rate)) < 5 * standard_error
@@ -34,15 +40,15 @@ def test_dropout_zeroes_the_fraction_and_keeps_the_mean(compute, rate, width):
 
 
 def test_the_largest_rate_drops_nearly_everything():
-    y = np.asarray(Fast().dropout(jnp.ones((256, 1024)), np.nextafter(1, 0), jax.random.key(0)))
+    y = np.asarray(fast_dropout(float(np.nextafter(1, 0)))(jnp.ones((256, 1024)), jax.random.key(0)))
     assert set(np.unique(y)) <= {0.0, 2.0**16} and (y > 0).sum() < 30  # 4 of 2^18 are expected to stay
 
 
 @BOTH
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_what_is_kept_is_scaled_and_keeps_its_dtype(compute, dtype):
+def test_what_is_kept_is_scaled_and_keeps_its_dtype(dropout, dtype):
     x = jax.random.normal(jax.random.key(1), (32, 64)).astype(dtype)
-    y = compute.dropout(x, 0.5, jax.random.key(0))  # whose scale, 2, is exact in both dtypes
+    y = dropout(0.5)(x, jax.random.key(0))  # whose scale, 2, is exact in both dtypes
     assert y.dtype == dtype
     np.testing.assert_array_equal(y, jnp.where(y != 0, 2 * x, 0))
     assert 0 < (y != 0).sum() < y.size
@@ -50,9 +56,9 @@ def test_what_is_kept_is_scaled_and_keeps_its_dtype(compute, dtype):
 
 @BOTH
 @pytest.mark.parametrize("rate, key", [(0.5, None), (0.0, jax.random.key(0))])
-def test_without_a_key_or_a_rate_it_gives_its_argument(compute, rate, key):
+def test_without_a_key_or_a_rate_it_gives_its_argument(dropout, rate, key):
     x = jnp.ones((4, 4))
-    assert compute.dropout(x, rate, key) is x
+    assert dropout(rate)(x, key) is x
 
 
 def test_without_a_key_there_are_no_keys_below():
@@ -64,14 +70,14 @@ def test_without_a_key_there_are_no_keys_below():
 # --- in the network ---
 
 
-@BOTH
-def test_attention_weights_are_dropped_out(compute):
+@IN_BOTH
+def test_attention_weights_are_dropped_out(how):
     rate, S = 0.25, TINY.block_size
-    config = replace(TINY, dropout=rate, compute=compute)
-    q = jnp.zeros((64, S, 4, S))  # equal scores: query t weighs each of its t + 1 keys by 1 / (t + 1)
-    v = jnp.broadcast_to(jnp.eye(S)[:, None], q.shape)  # so that what comes out are the weights
-    _, attend = causal_attention(config, random_tokens(config, B=64))
-    weights = np.asarray(attend(q, q, v, jax.random.key(0))).swapaxes(1, 2)
+    config = replace(TINY, dropout=rate)
+    q = jnp.zeros((64, 4, S, S))  # equal scores: query t weighs each of its t + 1 keys by 1 / (t + 1)
+    v = jnp.broadcast_to(jnp.eye(S), q.shape)  # so that what comes out are the weights
+    _, attend = large(config, how).causal_attention(random_tokens(config, B=64))
+    weights = np.asarray(attend(q, q, v, jax.random.key(0)))
     weights = weights * np.arange(1, S + 1)[:, None]
     readable = np.broadcast_to(np.tri(S, dtype=bool), weights.shape)
     assert (weights[~readable] == 0).all()
@@ -82,9 +88,9 @@ def test_attention_weights_are_dropped_out(compute):
     assert same.sum() == 1  # each head of each example has its own mask
 
 
-@BOTH
-def test_a_key_turns_dropout_on_and_decides_it(compute):
-    on, off = (large(replace(TINY, dropout=rate, compute=compute)) for rate in (0.2, 0.0))
+@IN_BOTH
+def test_a_key_turns_dropout_on_and_decides_it(how):
+    on, off = (large(replace(TINY, dropout=rate), how) for rate in (0.2, 0.0))
     tokens = random_tokens(TINY)
     without = forward(on, tokens, None)
     assert (forward(on, tokens, None) == without).all()
@@ -95,10 +101,10 @@ def test_a_key_turns_dropout_on_and_decides_it(compute):
     assert not (first == without).all(-1).any()
 
 
-@BOTH
-def test_the_embedding_and_both_halves_of_every_block_draw_their_own_masks(compute):
+@IN_BOTH
+def test_the_embedding_and_both_halves_of_every_block_draw_their_own_masks(how):
     rate = 0.5
-    model = large(replace(TINY, dropout=rate, bias=True, compute=compute))
+    model = large(replace(TINY, dropout=rate, bias=True), how)
     # What is added to the residual stream is all ones, 5 times: by the embedding and 2 blocks' 2 halves.
     model = jax.tree.map(jnp.zeros_like, model)
     ones = (model.wte, model.blocks.attn.c_proj.bias, model.blocks.mlp.c_proj.bias)

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType
 
 from config.options import Options
-from model import Compute, GPTConfig
+from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh, parse
 from tests.helpers import FLOAT32_ROUNDING, random_batch, refusal
 from training.evaluation import compile_loss
@@ -87,7 +87,7 @@ def test_in_a_mesh_of_a_users_own_axes_the_model_and_its_step_are_those_of_one_d
 def test_what_the_mesh_cannot_split_evenly_is_one_line(mesh, changes, says):
     options = replace(Options(), **(dict(batch_size=8, n_embd=64, n_head=4) | changes))
     shape = {name: getattr(options, name) for name in ("n_embd", "n_head", "n_kv_head")}
-    config = GPTConfig(**shape, compute=Compute())
+    config = GPTConfig(**shape)
     assert says in refusal(
         check_fit, make_mesh(mesh), config, options.batch_size, options.gradient_accumulation_steps
     )

@@ -72,7 +72,7 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
 @pytest.fixture
 def no_room(monkeypatch):
     """A device has no room for whole weights and gradients."""
-    monkeypatch.setattr("training.step.GATHERED_FRACTION", 0)
+    monkeypatch.setattr("training.reduce.GATHERED_FRACTION", 0)
     jax.clear_caches()  # what was traced with room
     yield
     jax.clear_caches()

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from model import GPT, Compute, GPTConfig
+from model import GPT, GPTConfig
 from runs.metrics import flops_per_token
 from tests.helpers import MODERN
 from tests.models import TINY, changed
@@ -35,7 +35,7 @@ def test_flops_are_those_xla_counts(variant):
 
 
 def test_flops_are_those_of_nanogpt():
-    config = GPTConfig(mlp="gelu", compute=Compute())
+    config = GPTConfig(mlp="gelu")
     L, H, Q, T = 12, 12, 64, 1024
     N = sum(x.size for x in jax.tree.leaves(eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))))
     N -= T * 768  # nanoGPT leaves out wpe
@@ -45,7 +45,7 @@ def test_flops_are_those_of_nanogpt():
 
 
 def test_a_window_costs_as_many_keys_as_it_lets_a_token_read():
-    gpt2, T, N = GPTConfig(compute=Compute()), 1024, 256
+    gpt2, T, N = GPTConfig(), 1024, 256
     saved = flops_per_token(gpt2, T) - flops_per_token(replace(gpt2, window=N), T)
     not_read = sum(t - min(t, N) for t in range(1, T + 1)) / T  # keys of a token, on average
     # Two products of T x T count with both halves; the diagonal makes less than a key's difference.

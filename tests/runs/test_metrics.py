@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from model import Compute, GPTConfig
+from model import GPTConfig
 from parallel.machines import peak_memory
 from runs import metrics as metrics_module
 from runs.metrics import Metrics, Speed, flops_per_token
 from tests.damage import damaged
 from tests.helpers import SPEED_FIELDS, records, refusal
-from tests.models import changed
 
 LOSSES = np.float32([4.1, 1 / 3, np.pi, 1e-7, 2 / 7, 3.3, 0.1, 0.7])
 
@@ -28,7 +27,7 @@ def options(tmp_path):
 
 
 def start(options, at=0, evaluated=False):
-    return Metrics(options, at, GPTConfig(compute=Compute()), devices=1, evaluated=evaluated)
+    return Metrics(options, at, GPTConfig(), devices=1, evaluated=evaluated)
 
 
 def report(i, **changes):
@@ -210,9 +209,9 @@ def test_a_damaged_record_is_dropped_alone_and_ends_no_run(options):
 
 # --- speed, by a clock that the test sets ---
 
-OPTIONS = replace(Options(), gradient_accumulation_steps=2, batch_size=3, block_size=5)
+OPTIONS = replace(Options(), gradient_accumulation_steps=2, batch_size=3, block_size=5, dtype="bfloat16")
 TOKENS = 2 * 3 * 5
-CONFIG = GPTConfig(block_size=5, compute=Compute("bfloat16"))
+CONFIG = GPTConfig(block_size=5)
 
 
 @pytest.fixture
@@ -278,7 +277,7 @@ def test_mfu_is_the_model_flops_over_the_peak_of_all_devices(clock, monkeypatch)
 def test_there_is_no_mfu_without_a_known_peak_nor_of_adapters(clock, monkeypatch):
     unknown = Speed(OPTIONS, CONFIG, devices=1)  # a CPU
     monkeypatch.setattr(jax, "devices", lambda: [H100])
-    float32 = Speed(OPTIONS, changed(CONFIG, dtype="float32"), devices=1)
+    float32 = Speed(replace(OPTIONS, dtype="float32"), CONFIG, devices=1)
     adapters = Speed(replace(OPTIONS, lora_rank=8), CONFIG, devices=1)  # most weights have no gradient
     for unpeaked in (unknown, float32, adapters):
         run_step(unpeaked, clock, 0, 1)

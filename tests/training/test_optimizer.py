@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from config.options import Options
-from model import Compute, GPTConfig, leaf_name
+from model import GPTConfig, leaf_name
 from parallel.mesh import make_mesh
 from tests.helpers import named_arrays, random_batch, slowly
 from tests.models import changed
@@ -84,7 +84,6 @@ def test_a_constant_schedule_warms_up():
 EVERYTHING = GPTConfig(
     **dict(block_size=8, vocab_size=11, n_layer=2, n_head=4, n_kv_head=2, n_embd=16),
     **dict(bias=True, qk_norm=True, tie_embeddings=False),
-    compute=Compute(),
 )
 MATRICES = {
     *(f"blocks.attn.{name}.weight" for name in ("c_q", "c_k", "c_v", "c_proj")),

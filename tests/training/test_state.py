@@ -6,6 +6,7 @@ import pytest
 
 from config.options import Options
 from tests.helpers import CPU, H100, V5E, on, refusal
+from training.compute import choose_how
 from training.state import model_config
 
 V = 65
@@ -30,9 +31,10 @@ TINY = replace(Options(), n_layer=2, n_head=2, n_embd=32, block_size=8, unroll=1
 )
 def test_the_devices_of_the_mesh_decide_dtype_and_attention(device, changes, dtype, attention):
     with on(*device):
-        config = model_config(replace(TINY, **changes), V)
+        options = replace(TINY, **changes)
+        config = model_config(options, V)
+        found = choose_how(options, config)
     result = "float32" if device == CPU else dtype  # rounded where that saves memory traffic
-    found = config.compute
     assert (config.vocab_size, found.dtype, found.result, found.kernel) == (V, dtype, result, attention)
 
 
@@ -48,17 +50,18 @@ def test_the_options_reach_the_model(name):
     values = dict(
         n_layer=3, n_head=4, n_embd=64, mlp="gelu", norm="rmsnorm", bias=True, dropout=0.3, unroll=2
     ) | dict(remat="dots", window=3)
-    config = model_config(replace(TINY, **values), V)
-    assert getattr(config if hasattr(config, name) else config.compute, name) == values[name]
+    options = replace(TINY, **values)
+    config = model_config(options, V)
+    assert getattr(config if hasattr(config, name) else choose_how(options, config), name) == values[name]
 
 
 @pytest.mark.parametrize("unroll, on_cpu", [(0, 1), (1, 1), (2, 2), (3, 1), (4, 1)])
 def test_remat_keeps_the_layers_a_loop_on_a_cpu_only(unroll, on_cpu):
     options = replace(TINY, n_layer=3, unroll=unroll, remat="block")
-    assert model_config(options, V).compute.unroll == on_cpu
-    assert model_config(replace(options, remat="none"), V).compute.unroll == unroll
+    assert choose_how(options, model_config(options, V)).unroll == on_cpu
+    assert choose_how(replace(options, remat="none"), model_config(options, V)).unroll == unroll
     with on(*H100):
-        assert model_config(options, V).compute.unroll == unroll
+        assert choose_how(options, model_config(options, V)).unroll == unroll
 
 
 def test_document_mask_gives_the_model_the_end_of_text_token():

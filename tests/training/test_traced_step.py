@@ -9,6 +9,7 @@ import json, sys
 import jax, numpy as np
 from config.options import parse_options
 from parallel.mesh import make_mesh
+from training.compute import choose_how
 from training.state import model_config, state_shapes
 from training.step import train_step
 
@@ -23,9 +24,10 @@ def profile(frame, event, _):
         entered.add(code)
 
 with jax.set_mesh(make_mesh("data:1")):
-    state = state_shapes(model_config(options, 96), options)
+    config = model_config(options, 96)
+    state, how = state_shapes(config, options), choose_how(options, config)
     sys.setprofile(profile)
-    jax.eval_shape(lambda state: train_step(state, batch, batch, options), state)  # traces, and runs nothing
+    jax.eval_shape(lambda state: train_step(state, batch, batch, options, how), state)  # traces, and runs nothing
     sys.setprofile(None)
 
 def lines(code):

@@ -19,6 +19,7 @@ from data.dataset import Dataset
 from model import GPTConfig
 from parallel.machines import reuse_freed_memory
 from runs.metrics import Metrics
+from training.compute import choose_how
 from training.state import create_state, model_config
 from training.step import StepBatches, compile_step
 
@@ -30,7 +31,7 @@ class JaxStep:
 
     def __init__(self, config: GPTConfig, options: Options, name: str | None = None):
         self.config, self.options = config, options
-        self.dtype = config.compute.dtype
+        self.dtype = choose_how(options, config).dtype
         self.name = name or f"JAX {self.dtype}"
         self.state = create_state(config, options)
         start = time.perf_counter()

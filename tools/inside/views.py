@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from model import GPT, Block, GPTConfig, causal_attention, causal_mask, document_starts, rotation
+from model import GPT, Block, GPTConfig, causal_mask, document_positions, rotation
+from model import attention as values_read
 
 
 class Lens(NamedTuple):
@@ -79,29 +80,28 @@ def padded(model: GPT, tokens: Int[np.ndarray, " T"]) -> Int[Array, "1 P"]:
 @eqx.filter_jit
 def _heads(model: GPT, tokens: Int[Array, "1 T"]) -> tuple[Array, ...]:
     config, T = model.config, tokens.shape[1]
-    positions, attend = causal_attention(config, tokens)
-    rotate, indices = rotation(config, positions), jnp.arange(T)[None]
-    start = config.document_start
-    starts = None if start is None else document_starts(tokens, start, indices)
-    mask = causal_mask(indices, T, config.window, starts)
+    positions, starts = document_positions(tokens, config.document_start)
+    rotate = rotation(config, positions)
+    mask = causal_mask(np.arange(T)[None], T, config.window, starts)
+    each = jnp.broadcast_to(jnp.eye(T), (1, config.kv_heads, T, T))  # values that tell the tokens apart
 
     def layer(x, block: Block):
         seen = []
 
         def watched(q, k, v, key=None):
-            seen.extend((rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)))
-            return attend(q, k, v, key)
+            q, k = rotate(q), rotate(k)
+            # (1, heads, T, C); the last is (1, H, T, T)
+            seen.extend((q, k, v, values_read(q, k, each, mask)))
+            return values_read(q, k, v, mask)
 
-        x, (q, k, v) = block(x, watched), seen  # (1, heads, T, C)
-        weights = config.compute.attention_weights(q, k, mask)
-        return x, (q[0], k[0], v[0], weights.reshape(config.n_head, T, T))
+        return block(x, watched), tuple(found[0] for found in seen)
 
     return lax.scan(layer, model.embed(tokens, positions), model.blocks)[1]
 
 
 @eqx.filter_jit
 def _lens(model: GPT, tokens: Int[Array, "1 T"], k: int) -> tuple[Array, ...]:
-    positions, attend = causal_attention(model.config, tokens)
+    positions, attend = model.causal_attention(tokens)
 
     def layer(x, block: Block):
         read = block.attn(block.ln_1(x), attend)

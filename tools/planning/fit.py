@@ -23,7 +23,8 @@ from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.speeds import Work, usable
 from tools.planning.target import Target
-from training import step
+from training import reduce
+from training.compute import How, choose_how
 from training.state import model_config, state_shapes
 from training.step import compile_step
 
@@ -51,6 +52,7 @@ class Planned:
     target: Target
     config: GPTConfig
     memory: Memory
+    how: How
     seconds: float  # that compiling took
     cost: Cost | None = None  # None for lack of memory
 
@@ -63,7 +65,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
         raise UserError(f"mesh={options.mesh} has {n} devices, and --on={target.text} {count}: use all")
     with jax.set_mesh(mesh_of(target.devices, tuple(sizes.values()))):
         config = choose_config(options, meta)
-        shapes = state_shapes(config, options)
+        how, shapes = choose_how(options, config), state_shapes(config, options)
         start = time.perf_counter()
         try:
             compiled = compile_step(shapes, options)
@@ -77,7 +79,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
     memory = Memory(*state, available=usable(target.device), **needed)
     cost = estimate(parse_program(text), target, sizes) if text else None
-    return Planned(options, target, config, memory, seconds, cost)
+    return Planned(options, target, config, memory, how, seconds, cost)
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -119,7 +121,7 @@ def count_by_depth(options: Options, target: Target, meta: Meta) -> tuple[Work, 
     for depth, weight in weights.items():
         # Whether weights are gathered once a step depends on the size of the model: of the deep one.
         part = count_parameters(replace(config, n_layer=depth)) / count_parameters(config)
-        with patch.object(step, "GATHERED_FRACTION", part * step.GATHERED_FRACTION):
+        with patch.object(reduce, "GATHERED_FRACTION", part * reduce.GATHERED_FRACTION):
             planned = plan(replace(options, n_layer=depth), target, meta)
         if planned.cost is None:
             raise UserError(f"--on={target.text}: XLA has too little memory for this step")

@@ -27,6 +27,7 @@ from runs.metrics import parse_record
 from tools.serving.chat import Chat
 from tools.serving.server import ServeOptions
 from tools.serving.worker import Worker
+from training.compute import for_inference
 
 KEPT = 2  # models in memory, beside the served one
 LOOK = 1.0  # seconds between looks for a new checkpoint
@@ -71,11 +72,12 @@ class Run:
         found = {checkpoint["name"]: checkpoint["iteration"] for checkpoint in self.checkpoints()}
         iteration = found[name]
         if iteration is not None:
-            return load_run(self.out_dir, iteration, self.dtype)[0]
-        assert self.start is not None, "checkpoints() has found it"
-        if is_run(self.start):
-            return load_run(self.start, dtype=self.dtype)[0]
-        return load_pretrained(self.start, self.dtype, self.block_size)[0]
+            model, *_ = load_run(self.out_dir, iteration)
+        elif is_run(start := str(self.start)):  # which checkpoints() has found
+            model, *_ = load_run(start)
+        else:
+            model, _ = load_pretrained(start, self.block_size)
+        return for_inference(model, self.dtype)
 
     def records(self, offset: int) -> dict[str, Any]:
         """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
@@ -133,10 +135,11 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
         wait_for_checkpoint(options.out_dir, say)
     say("loading weights")
     if of_a_run:
-        model, manifest, iteration = load_run(options.out_dir, options.checkpoint, options.dtype)
+        model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
         description = manifest.tokenizer
     else:
-        model, description = load_pretrained(options.init_from, options.dtype, options.block_size)
+        model, description = load_pretrained(options.init_from, options.block_size)
+    model = for_inference(model, options.dtype)
     version = f"iter-{iteration}" if of_a_run else "pretrained"
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
     mesh = jax.sharding.get_mesh()
@@ -187,7 +190,7 @@ def follow(served: Served, options: ServeOptions) -> None:
             files = {path: path.stat().st_ctime_ns for path in newest.rglob("*")}
             if files == failed:
                 continue
-            model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
+            model, _, iteration = load_run(options.out_dir)
             if model.config != served.model.config:
                 raise UserError("the run has another shape now: start serve.py anew to follow it")
         except Exception as error:  # training deletes one, or has not completed it; or there is no room
@@ -195,5 +198,5 @@ def follow(served: Served, options: ServeOptions) -> None:
             say_once(f"note: {error}")
             continue
         seen = f"iter-{iteration}"
-        served.worker.replace(model, seen)
+        served.worker.replace(for_inference(model, options.dtype), seen)
         print(f"serving iter {iteration}", flush=True)

@@ -29,7 +29,6 @@ from tests.helpers import (
     slowly,
     start_python,
 )
-from tests.models import changed
 from training.evaluation import compile_loss
 from training.state import create_state, model_config, state_shapes
 from training.step import compile_step
@@ -98,8 +97,8 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
 
 
 def with_kernel(kernel, options):
-    """A new model that computes attention with that kernel, which `model_config` refuses on a CPU."""
-    return create_state(changed(model_config(options, V, EOT), kernel=kernel), options).model
+    """A new model; the step computes attention with that kernel, which `choose_kernel` refuses on a CPU."""
+    return create_state(model_config(options, V, EOT), options).model
 
 
 SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")

@@ -7,15 +7,16 @@ import pytest
 import bench
 import train
 from config.options import Options
+from fast import How
 from tests.helpers import refusal
-from tests.models import TINY, changed, large
+from tests.models import TINY, large
 from tools.benchmarks import generation
 
 
 def test_decoding_gives_the_same_text_with_and_without_a_cache(monkeypatch):
     # Within block_size, that is: past it, the two choose their windows by different rules.
     monkeypatch.setattr(generation, "NEW", 15)
-    model = large(changed(TINY, unroll=1))
+    model = large(TINY, How(unroll=1))
     texts = generation.decode(model, 4)
     assert texts.shape == (4, 15) and len(set(texts[0].tolist())) > 1
     assert texts.tolist() == [generation.recompute(model)] * 4

@@ -10,7 +10,7 @@ from tests.experiments.conftest import words
 from tests.helpers import ROOT, refusal
 from tools.benchmarks.other_code import OtherCode, check_losses
 
-LOSS = "return self.config.compute.loss("
+LOSS = "return self.mean_nats("
 ENTROPY = "jax.nn.log_softmax(logits)"
 
 
@@ -37,9 +37,9 @@ def version(tmp_path, tiny_data):
 @pytest.mark.parametrize(
     "loss",
     [
-        "return 0.9 * self.config.compute.loss(",
-        "return 1e-3 * jnp.square(jax.nn.logsumexp(self(tokens), -1)).mean() + self.config.compute.loss(",
-        "return -0.1 * jax.nn.log_softmax(self(tokens)).mean() + 0.9 * self.config.compute.loss(",
+        "return 0.9 * self.mean_nats(",
+        "return 1e-3 * jnp.square(jax.nn.logsumexp(self(tokens), -1)).mean() + self.mean_nats(",
+        "return -0.1 * jax.nn.log_softmax(self(tokens)).mean() + 0.9 * self.mean_nats(",
     ],
     ids=["scaled", "z-loss", "smoothed"],
 )

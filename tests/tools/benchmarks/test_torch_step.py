@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from config.options import Options
-from model import Compute, GPTConfig
+from model import GPTConfig
 from tests.helpers import moved
 from tools.benchmarks.torch_step import GPT, TorchStep
 from training.state import create_state, model_config
@@ -49,7 +49,7 @@ def agree(ours: np.ndarray, twins: torch.Tensor, name: str) -> None:
 
 def test_matrices_start_as_ours_do():
     shape = dict(n_layer=2, n_embd=64, n_head=4, vocab_size=64, block_size=64)
-    model = GPT(GPTConfig(**shape, compute=Compute()))
+    model = GPT(GPTConfig(**shape))
     for name, p in model.named_parameters():
         if p.dim() == 2:
             assert p.std().item() == pytest.approx(0.01 if name.endswith("c_proj.weight") else 0.02, rel=0.1)

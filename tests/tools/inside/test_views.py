@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fast import How
 from model import GPT
 from tests.helpers import MODERN, slowly
 from tests.models import TINY, changed, large
@@ -89,8 +90,8 @@ def test_the_last_layer_of_the_lens_is_what_the_model_says_whatever_blocks_read(
 
 def test_in_bfloat16_too_the_lens_ends_in_the_probabilities_of_the_model():
     """Else the page would show two numbers for one thing."""
-    config = changed(TINY, **MODERN, dtype="bfloat16", result="bfloat16")
-    model, tokens = large(config), np.arange(9, dtype=np.int32)
+    config = changed(TINY, **MODERN)
+    model, tokens = large(config, How("bfloat16", "bfloat16")), np.arange(9, dtype=np.int32)
     surprise = nats(model, tokens)
     seen = lens(model, tokens, k=config.vocab_size)
     said = np.where(seen.tokens[-1, :-1] == tokens[1:, None], seen.probabilities[-1, :-1], 0).sum(-1)

@@ -9,6 +9,7 @@ import pytest
 from config.options import Options
 from parallel.mesh import mesh_of, parse
 from tools.planning.target import parse_target, prepare_to_compile
+from training.compute import choose_how
 from training.state import model_config, state_shapes
 from training.step import compile_step
 
@@ -56,7 +57,8 @@ def test_the_step_compiles(target, mesh, changes, optimized):
     there = devices(target)
     with jax.set_mesh(mesh_of(list(there), tuple(parse(mesh, len(there)).values()))):
         config = model_config(options, V, EOT)
+        kernel_chosen = choose_how(options, config).kernel
         program = compile_step(state_shapes(config, options), options).as_text()
     fused, kernel = dict(gpu=("cudnn", "__cudnn$fmha"), tpu=("splash", "tpu_custom_call"))[there[0].platform]
-    assert config.compute.kernel == ("einsum" if options.attention == "einsum" else fused)
+    assert kernel_chosen == ("einsum" if options.attention == "einsum" else fused)
     assert (f'custom_call_target="{kernel}' in program) == (options.attention != "einsum")

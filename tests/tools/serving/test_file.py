@@ -24,7 +24,7 @@ from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
 from generation.decode import GREEDY, generate
 from hub.export import without_multipliers
-from model import GPT, Compute, GPTConfig, leaf_name
+from model import GPT, GPTConfig, leaf_name
 from runs.load import load_run
 from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
@@ -36,7 +36,7 @@ from tools.serving.requests import Drawing
 from tools.serving.text import read_prompt
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
-SMALL = GPTConfig(block_size=24, vocab_size=33, n_layer=2, n_head=4, n_embd=24, compute=Compute())
+SMALL = GPTConfig(block_size=24, vocab_size=33, n_layer=2, n_head=4, n_embd=24)
 GPT2 = replace(SMALL, mlp="gelu", bias=True)
 LLAMA = replace(SMALL, position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False)
 SHAPES = {
@@ -151,7 +151,7 @@ def test_a_model_in_mup_computes_the_same_without_its_multipliers(tmp_path):
     export.main([f"--out_dir={run}", f"--to={tmp_path / 'model.html'}", "--format=html"])
     ids = np.arange(24)
     [logits] = ask(tmp_path, ("logits", {"text": ids.tolist()}))
-    plain = without_multipliers(load_run(str(run), dtype="float32")[0])  # see test_export.py
+    plain = without_multipliers(load_run(str(run))[0])  # see test_export.py
     model = written(tmp_path, plain)  # as it is in bfloat16
     expected = np.asarray(model(jnp.asarray(ids)[None])[0])
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=1e-4)

@@ -187,7 +187,7 @@ def test_a_conversation(open_page, server, renderer):
 def test_a_conversation_in_a_file(open_page, renderer, run, tmp_path):
     chat = Chat(renderer.tokenizer.description, renderer.start)
     known = {"name": "chats", "version": "iter-0", "example": []}
-    page, model = html(load_run(str(run), dtype="float32")[0], known, renderer.tokenizer, chat, "bfloat16")
+    page, model = html(load_run(str(run))[0], known, renderer.tokenizer, chat, "bfloat16")
     (tmp_path / "model.html").write_text(page)
     page = open_page("chat?temperature=0&max_tokens=6", at=(tmp_path / "model.html").as_uri(), empty=False)
     page.get_by_label("System prompt").fill(SAID[0]["content"])

@@ -1,0 +1,82 @@
+"""How a model is computed: what the options and the device decide. The model is the same everywhere."""
+
+import os
+import re
+from dataclasses import replace
+
+from config.command_line import UserError
+from config.devices import cpu_flags
+from config.options import Options
+from fast import TOKENS, How, faster, rounded  # no other file of the core names it
+from model import GPT, GPTConfig
+from parallel.mesh import device, memory
+
+
+def choose_how(options: Options, config: GPTConfig) -> How:
+    """Decide how to compute a model on the device. Raises UserError."""
+    on_cpu = device().platform == "cpu"
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if multiplies_bfloat16() else "float32"
+    # XLA's CPU compiler merges recomputed operations with the first ones, unless a loop keeps them apart.
+    unrolled = not 0 < options.unroll < options.n_layer
+    loop = on_cpu and options.remat != "none" and unrolled
+    return How(
+        dtype=dtype,
+        result="float32" if on_cpu else dtype,  # a CPU takes longer to round than to store
+        kernel=choose_kernel(options, config, dtype),
+        unroll=1 if loop else options.unroll,
+        remat=options.remat,
+        max_logits=How.max_logits if on_cpu else memory() // (12 * 2),  # a twelfth, of two bytes each
+    )
+
+
+# The fastest attention that JAX has, by what JAX calls the device; the first pattern that fits counts.
+FASTEST_ATTENTION = {
+    # cuDNN's attention needs compute capability 8.0 (docs.nvidia.com/cudnn/operations/Attention), Ampere's.
+    r"GTX|TITAN|Quadro|RTX 20|V100|\b[KMPT]\d": "einsum",
+    # 0.8 to 2.3 times as fast as FlashAttention-2 (huggingface/transformers#48163, pytorch/pytorch#192799),
+    # where attention in separate operations has a third of its speed or less (arXiv:2307.08691, 4.1).
+    r"NVIDIA": "cudnn",
+    # As in MaxText, Google's own trainer (AI-Hypercomputer/maxtext, layers/attention_op.py).
+    r"TPU": "splash",
+}
+
+
+def choose_kernel(options: Options, config: GPTConfig, dtype: str) -> str:
+    fastest = fastest_attention(config.block_size, config.head_size, dtype)
+    if fastest == "cudnn" and options.deterministic:
+        fastest = "einsum"  # XLA then fails to find the compiled kernel (JAX 0.11.2, H200): an IndexError
+    if options.attention == "auto":
+        return fastest  # with dropout it serves evaluation alone
+    if options.attention != "einsum" and (options.attention != fastest or options.dropout):
+        raise UserError(
+            f"attention={options.attention} does not suit the device, shape, dtype, dropout or "
+            "deterministic; use attention=auto"
+        )
+    return options.attention
+
+
+def fastest_attention(T: int, head_size: int, dtype: str) -> str:
+    """Return the fastest implementation that the device has for these shapes and this dtype."""
+    kind = device().device_kind
+    name = next((name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind)), "einsum")
+    if name == "cudnn" and (dtype != "bfloat16" or head_size % 8 or head_size > 128):
+        return "einsum"
+    return name if T % TOKENS[name] == 0 else "einsum"
+
+
+def multiplies_bfloat16() -> bool:
+    """Tell whether the device multiplies bfloat16 faster than float32.
+
+    Xeons since Sapphire Rapids and AMD's CPUs since Zen 4 do, unless ONEDNN_MAX_CPU_ISA forbids it.
+    """
+    if device().platform != "cpu":
+        return True
+    forbidden = "ONEDNN_MAX_CPU_ISA" in os.environ
+    return not forbidden and re.search(r"\b(amx_bf16|avx512_bf16)\b", cpu_flags()) is not None
+
+
+def for_inference(model: GPT, dtype: str = "auto") -> GPT:
+    """Return a model that is done with training as the device computes it fastest."""
+    return rounded(faster(model, choose_how(replace(Options(), dtype=dtype), model.config)))
