@@ -27,7 +27,8 @@ with jax.set_mesh(make_mesh("data:1")):
     config = model_config(options, 96)
     state, how = state_shapes(config, options), choose_how(options, config)
     sys.setprofile(profile)
-    jax.eval_shape(lambda state: train_step(state, batch, batch, options, how), state)  # traces, and runs nothing
+    # This traces, and runs nothing.
+    jax.eval_shape(lambda state: train_step(state, batch, batch, options, how), state)
     sys.setprofile(None)
 
 def lines(code):
