@@ -35,14 +35,14 @@ def trainer(optimizer: str):
     dataset = Dataset("python_char")
     val = [Batches(dataset.tokens("val"), B, T, seed=0)(i) for i in range(40)]
 
-    def of(model, x, y):
+    def loss_of(model, x, y):
         return faster(model, How()).loss(x, y)
 
-    loss = eqx.filter_jit(of)
+    loss = eqx.filter_jit(loss_of)
 
     @eqx.filter_jit(donate="all-except-first")
     def step(batch, model, state, rate):
-        gradients = eqx.filter_grad(of)(model, *batch)
+        gradients = eqx.filter_grad(loss_of)(model, *batch)
         updates, state = make_optimizer(options, model).update(gradients, state, model)
         # The rate is the last factor of an update: with 1.0 in the options, every rate is one program.
         return eqx.apply_updates(model, jax.tree.map(lambda u: rate * u, updates)), state
