@@ -12,8 +12,8 @@ have GPT-2's names, but queries, keys and values are separate. All files use the
     S keys to attend to (T, or the key/value cache's length)   P learned positions   G = H / K
 
 A model is a shape and its arrays, float32, and trains as it stands here. `faster` of fast.py puts faster
-classes around the same arrays. Their products may be bfloat16, which the functions here take and return;
-norms, softmax, rotations and the residual stream x are computed in float32 everywhere.
+classes around the same arrays, whose products may return bfloat16: hence some conversions below. Norms,
+softmax, rotations and the residual stream x are always float32.
 """
 
 import math
@@ -35,10 +35,12 @@ Queries = Float[Array, "B H T C"]
 Keys = Float[Array, "B K S C"]  # or values
 Mask = Bool[Array, "_ T S"]  # True: the query attends to the key. _ is B, or 1 for all rows
 Positions = Int[Array | np.ndarray, "_ T"]
-# A key, or one for each row, whose masks are then the same beside whichever rows; None: no dropout.
+# One key for the batch, or one for each row: what a row drops then does not depend on the others. None: none.
 DropoutKey = Shaped[PRNGKeyArray, "*B"] | None
 LayerKeys = Shaped[PRNGKeyArray, "L *B"] | None
-Attend = Callable[..., Queries]  # attend(q, k, v, key): rotates q and k, and calls `attention`
+# attend(q, k, v, key) rotates q and k, and calls `attention`. The model makes one for all its blocks.
+# generation/cache.py makes another, which remembers keys and values.
+Attend = Callable[..., Queries]
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,6 @@ class GPTConfig:
         return GPT(self, key=key)
 
 
-# The layers that all else is made of
-
-
 class Linear(eqx.Module):
     """x @ weight + bias. Weights are stored (in, out), as in GPT-2; `out` may be several axes, as (H, C)."""
 
@@ -114,12 +113,8 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(fan_out) if bias else None
 
     def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
-        y = jnp.tensordot(x, self.weight, axes=1)
+        y = jnp.tensordot(x, self.weight, axes=1)  # x @ weight, where `out` may be several axes
         return y if self.bias is None else y + self.bias
-
-
-def is_linear(x) -> bool:
-    return isinstance(x, Linear)
 
 
 class Norm(eqx.Module):
@@ -160,7 +155,7 @@ def split_key(key: DropoutKey, n: int = 2):
     """Split a key into n, or the key of each row; no key gives n times None."""
     if key is None:
         return [None] * n
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # one of jax.random.PRNGKey
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # the older kind, of jax.random.PRNGKey
         key = jax.random.wrap_key_data(key)
     split = partial(jax.random.split, num=n)
     return jax.vmap(split, out_axes=1)(key) if key.ndim else split(key)
@@ -178,7 +173,7 @@ def rotation(config: GPTConfig, positions: Positions) -> Callable:
         return lambda x: x
     inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
     angles = positions.astype(np.float32)[:, None, :, None] * inv_freq  # (_, 1, T, C / 2)
-    # NumPy makes the table a constant of the program, of the same bits on every device.
+    # Where positions are known while tracing, NumPy makes the table a constant, the same on every device.
     xp = np if isinstance(angles, np.ndarray) else jnp
     cos, sin = xp.cos(angles), xp.sin(angles)
 
@@ -192,8 +187,9 @@ def rotation(config: GPTConfig, positions: Positions) -> Callable:
 def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> Float[np.ndarray, " half"]:
     """Return the radians per position by which each of the C/2 pairs turns.
 
-    `scaling` is Llama 3's, for longer contexts (arXiv:2407.21783): pairs that turn less than once in the 8192
-    tokens of its first context turn `scaling` times slower, more than four times unchanged, between a mix.
+    `scaling` is Llama 3's, for longer contexts (arXiv:2407.21783). A pair that turns less than once in the
+    first context's 8192 tokens turns `scaling` times slower. One of more than four turns stays as it is.
+    Between them is a mix.
     """
     inv_freq = theta ** (-np.arange(0, head_size, 2) / head_size)
     turns = inv_freq * 8192 / (2 * math.pi)
@@ -214,7 +210,7 @@ def document_positions(tokens: Tokens, start: int | None) -> tuple[Positions, To
 
 
 def document_starts(tokens: Tokens, start: int, indices: Positions, begun: Array | int = 0) -> Tokens:
-    """Return where in the row each token's document begins: at the last `start`, or `begun` without one."""
+    """Return where in the row each token's document begins: at the last `start`; before any, at `begun`."""
     return lax.cummax(jnp.where(tokens == start, indices, begun), axis=1)
 
 
@@ -229,17 +225,15 @@ def causal_mask(indices: Positions, S: int, window: int | None, starts: Tokens |
     return mask
 
 
-NO_DROPOUT = Dropout(0.0)
-
-
 def attention(
-    q: Queries, k: Keys, v: Keys, mask: Mask, dropout: Dropout = NO_DROPOUT, key: DropoutKey = None
+    q: Queries, k: Keys, v: Keys, mask: Mask, dropout: Callable | None = None, key: DropoutKey = None
 ) -> Queries:
     """Compute softmax(q k^T / sqrt(C)) v over the keys that the mask allows, with dropout of the softmax."""
     (B, H, T, C), K = q.shape, k.shape[1]
     q = q.reshape(B, K, H // K, T, C)  # G query heads share a key/value head (arXiv:2305.13245)
     scores = jnp.einsum("bkgtc,bksc->bkgts", q, k, preferred_element_type=jnp.float32) / math.sqrt(C)
-    weights = dropout(jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf)), key)
+    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))  # (B, K, G, T, S)
+    weights = weights if dropout is None else dropout(weights, key)
     return jnp.einsum("bkgts,bksc->bkgtc", weights.astype(v.dtype), v).reshape(B, H, T, -1)
 
 
@@ -276,7 +270,8 @@ class Attention(eqx.Module):
         return self.dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), output_key)  # (B, T, D)
 
 
-# `jax.checkpoint` keeps only the inputs for the backward pass: recomputing the rest beats rereading it.
+# Without `jax.checkpoint`, the backward pass would read several arrays of F numbers per token. With it, it
+# computes them again from the inputs, which is faster.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
     "gelu_erf": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=False)),
@@ -304,9 +299,8 @@ class MLP(eqx.Module):
         self.dropout = Dropout(config.dropout)
 
     def __call__(self, x: Stream, key: DropoutKey = None) -> Stream:
-        gate = [] if self.c_gate is None else [self.c_gate(x)]
-        h = ACTIVATIONS[self.activation](*gate, self.c_fc(x))  # (B, T, F)
-        return self.dropout(self.c_proj(h), key)
+        h = [self.c_fc(x)] if self.c_gate is None else [self.c_gate(x), self.c_fc(x)]
+        return self.dropout(self.c_proj(ACTIVATIONS[self.activation](*h)), key)  # (B, T, F) -> (B, T, D)
 
 
 class Block(eqx.Module):
@@ -383,7 +377,7 @@ class GPT(eqx.Module):
     def head(self) -> Float[Array, "V D"]:
         return self.wte if self.lm_head is None else self.lm_head
 
-    # What fast.py does otherwise
+    # The methods that fast.py overrides
 
     def causal_attention(self, tokens: Tokens) -> tuple[Positions, Attend]:
         """Return the tokens' positions in their documents, and the `attend` for entire rows.
@@ -404,7 +398,7 @@ class GPT(eqx.Module):
         return self.wte[tokens]
 
     def apply_blocks(self, x: Stream, attend: Attend, keys: LayerKeys = None) -> Stream:
-        """Apply the blocks in turn: `scan` slices axis L of each array. No keys stay None."""
+        """Apply the blocks in turn: `scan` slices axis L of each array. Without keys, each has None."""
 
         def layer(x, block_and_key):
             block, key = block_and_key

@@ -15,7 +15,7 @@ import jax
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from model import GPT, GPTConfig, Linear, Norm, is_linear
+from model import GPT, GPTConfig, Linear, Norm
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def mup(model: GPT, config: VariantConfig) -> GPT:
 
 
 def linear_weights(model: GPT) -> list:
-    layers = jax.tree.leaves(model.blocks, is_leaf=is_linear)
-    return [layer.weight for layer in layers if is_linear(layer)]
+    layers = jax.tree.leaves(model.blocks, is_leaf=lambda x: isinstance(x, Linear))
+    return [layer.weight for layer in layers if isinstance(layer, Linear)]
 
 
 def mup_rates(options, matrices: GPT) -> optax.GradientTransformation:
