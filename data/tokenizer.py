@@ -116,7 +116,7 @@ class Tokenizer(ABC):
 
         def feed(ids: Iterable[int], final: bool = False) -> str:
             nonlocal start, first
-            raw = b""
+            raw = bytearray()
             for token in ids:
                 if token != start:
                     raw += self.bytes_of(token, first)
