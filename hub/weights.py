@@ -349,6 +349,6 @@ def open_tensors(folder: Path, prefix: str) -> Tensors:
                 continue  # an old copy of a tensor that the index has elsewhere
             full = name if name.startswith((prefix, "lm_head.")) else prefix + name
             if full in tensors:
-                raise UserError(f"{path}: there are two tensors {full}, with and without {prefix}: delete one")
+                raise UserError(f"{path}: two tensors are {full}, one without {prefix}: delete it")
             tensors[full] = partial(file.get_tensor, name)
     return tensors

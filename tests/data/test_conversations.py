@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 import transformers
+from tokenizers import decoders, normalizers, pre_tokenizers
 
 from config.command_line import UserError
 from data.conversations import Renderer, pack
@@ -115,6 +116,39 @@ def test_a_template_that_changes_what_messages_say_is_refused(renderer):
     with pytest.raises(UserError, match="the chat template refuses it .*it changes what messages say"):
         refused(changed)
     assert refused(conversation(0)).ids.tolist() == renderer(conversation(0)).ids.tolist()
+
+
+SPACES = {  # before a text, as SentencePiece's models have them in a tokenizer.json, and RoBERTa's
+    "llama 2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+    "mistral": (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+    "always": (None, pre_tokenizers.Metaspace(prepend_scheme="always", split=False)),
+    "roberta": (None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
+}
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_no_space_comes_before_what_goes_on_with_a_text(kind):
+    """Without merges, the ids are those of the entire text, as the library encodes it."""
+    normalizer, before = SPACES[kind]
+    spelled = [*pre_tokenizers.ByteLevel.alphabet(), "▁", *(f"<0x{byte:02X}>" for byte in range(256))]
+    model = tokenizers.models.BPE({x: i for i, x in enumerate(spelled)}, [], byte_fallback=kind != "roberta")
+    library = tokenizers.Tokenizer(model)
+    library.normalizer, library.pre_tokenizer = normalizer, before
+    library.decoder = (
+        decoders.ByteLevel()
+        if kind == "roberta"
+        else decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    )
+    library.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    renderer = Renderer(from_json({"type": "tokenizers", "json": library.to_str()}), TEMPLATE)
+    for said in ("the fox", " x", "<>"):
+        messages = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+        text = "".join(f"<|im_start|>{x['role']}\n{said}<|im_end|>\n" for x in messages)
+        expected = library.encode(f"<|endoftext|>{text}").ids
+        assert renderer(messages).ids.tolist() == expected
+    forged = [{"role": "user", "content": FORGED}, {"role": "assistant", "content": FORGED}]
+    found = library.decode(renderer(forged).ids, skip_special_tokens=False)
+    assert f"user\n{FORGED}<|im_end|>" in found and f"assistant\n{FORGED}<|im_end|>" in found
 
 
 @pytest.mark.parametrize("space", [" ", "\n", "\n\n  ", "  \n\n", "\t"])
