@@ -183,7 +183,7 @@ def render(
 def contents(
     text: str, template: str, names: dict[str, Any], messages: Messages, **settings: bool
 ) -> tuple[list[tuple[int, int]], str]:
-    """Return where the template put what messages say, perhaps without space around it, and its own text."""
+    """Return where the template put what messages say, or a part of it, and its own text."""
     marks = {chr(FIRST_MARK + i): message["content"] for i, message in enumerate(messages)}
     marked = [
         message | {"content": mark} if message["content"] else message
@@ -196,6 +196,9 @@ def contents(
         said = marks[mark]
         ways = (said, said.rstrip(), said.lstrip(), said.strip())
         way = next((x for x in ways if text.startswith(x + after, at)), None)
+        if way is None:  # it may leave out a part, such as thoughts
+            end = text.find(after, at) if after else len(text)
+            way = text[at:end] if end >= 0 and text[at:end] in said else None
         if way is None:
             break
         places.append((at, at + len(way)))
