@@ -149,12 +149,13 @@ def encode_chat(
     cuts = {a + found.start() + 1 for a, b in said for found in re.finditer(f"(?={marks})", text[a:b])}
     spelled = [(a, b) for a, b in said if spells_special(tokenizer, text[a:b])]
     edges = {0, len(text), *(begin for begin, _ in answers), *chain.from_iterable(spelled), *cuts}
+    edges |= {end for _, end in answers if text.endswith(tokenizer.names, 0, end)}
     ids, spans = [], []
     for a, b in pairwise(sorted(edges)):
         special = not any(begin <= a and b <= end for begin, end in spelled)
-        some, where = tokenizer.encode_with_spans(text[a:b], special)
+        some, where = tokenizer.encode_with_spans(text, a, b, special)
         ids.append(some)
-        spans.append(a + where)
+        spans.append(where)
     spans = np.concatenate(spans)
     learned = np.zeros(len(spans), bool)
     for begin, end in answers:
@@ -182,23 +183,29 @@ def render(
 def contents(
     text: str, template: str, names: dict[str, Any], messages: Messages, **settings: bool
 ) -> tuple[list[tuple[int, int]], str]:
-    """Return where the template put what messages say, perhaps without space around it, and its own text."""
+    """Return where the template put what messages say, or a part of it, and its own text."""
     marks = {chr(FIRST_MARK + i): message["content"] for i, message in enumerate(messages)}
     marked = [
         message | {"content": mark} if message["content"] else message
         for mark, message in zip(marks, messages, strict=True)
     ]
-    ways = {
-        mark: "|".join({re.escape(x) for x in (said, said.strip(), said.lstrip(), said.rstrip())})
-        for mark, said in marks.items()
-    }
     written = render(template, names, marked, **settings)[0]
-    pattern = "".join(f"({ways[x]})" if x in ways else re.escape(x) for x in written)
-    if (found := re.fullmatch(pattern, text)) is None:
+    found, own = re.findall(f"[{''.join(marks)}]", written), re.split(f"[{''.join(marks)}]", written)
+    places, at = [], len(own[0])
+    for mark, after in zip(found, own[1:], strict=True):
+        said = marks[mark]
+        ways = (said, said.rstrip(), said.lstrip(), said.strip())
+        way = next((x for x in ways if text.startswith(x + after, at)), None)
+        if way is None:  # it may leave out a part, such as thoughts
+            end = text.find(after, at) if after else len(text)
+            way = text[at:end] if end >= 0 and text[at:end] in said else None
+        if way is None:
+            break
+        places.append((at, at + len(way)))
+        at += len(way) + len(after)
+    if at < len(text) or len(places) < len(found) or not text.startswith(own[0]):
         raise ValueError("it changes what messages say, which could then write its special tokens")
-    return [found.span(i) for i in range(1, 1 + found.re.groups)], "".join(
-        x for x in written if x not in ways
-    )
+    return places, "".join(own)
 
 
 def spells_special(tokenizer: Tokenizer, text: str) -> bool:

@@ -57,6 +57,7 @@ class Tokenizer(ABC):
     vocab_size: int
     description: dict[str, Any]  # what `from_json` makes it from
     added: tuple[str, ...] = ()  # names that are tokens in any text, special or not
+    names: tuple[str, ...] = ()  # these, and those of special tokens
 
     def encode(
         self, text: str, special: bool = True, add_special_tokens: bool | str = False
@@ -72,11 +73,19 @@ class Tokenizer(ABC):
             return np.asarray(self.ids_of(text, special, add_special_tokens), np.int32)
 
     def encode_with_spans(
-        self, text: str, special: bool = True
+        self, text: str, begin: int, end: int, special: bool = True
     ) -> tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, "T 2"]]:
-        """Return token ids, and where in the text each begins and ends. Raises UserError as `encode`."""
-        ids = self.encode(text, special)
-        return ids, np.asarray(self.spans_of(without_surrogates(text), ids, special), np.int32).reshape(-1, 2)
+        """Return token ids of text[begin:end], and where in the text each begins and ends.
+
+        Raises UserError as `encode`.
+        """
+        reader, part = self.reader_at(text, begin), without_surrogates(text[begin:end])
+        ids = reader.encode(part, special)
+        return ids, begin + np.asarray(reader.spans_of(part, ids, special), np.int32).reshape(-1, 2)
+
+    def reader_at(self, text: str, begin: int) -> "Tokenizer":
+        """Return the tokenizer of the same tokens that puts no space there, as some put before a text."""
+        return self
 
     @abstractmethod
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
@@ -116,7 +125,7 @@ class Tokenizer(ABC):
 
         def feed(ids: Iterable[int], final: bool = False) -> str:
             nonlocal start, first
-            raw = b""
+            raw = bytearray()
             for token in ids:
                 if token != start:
                     raw += self.bytes_of(token, first)
@@ -204,6 +213,7 @@ class JsonTokenizer(Tokenizer):
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
         known = self._tokenizer.get_added_tokens_decoder().values()
         self.added = tuple(token.content for token in known if not token.special)
+        self.names = tuple(token.content for token in known)
 
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         if len(text) > LONGEST:
@@ -217,6 +227,11 @@ class JsonTokenizer(Tokenizer):
 
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         return self._library(special).encode(text, add_special_tokens=False).offsets
+
+    def reader_at(self, text: str, begin: int) -> Tokenizer:
+        if begin == 0:
+            return self
+        return _reading_on(self.description["json"], text.endswith(self.names, 0, begin))
 
     @functools.cached_property
     def longest(self) -> int:
@@ -241,7 +256,24 @@ class JsonTokenizer(Tokenizer):
         return text.encode()
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
+def _reading_on(text: str, after_special: bool) -> JsonTokenizer:
+    """Return the tokenizer of a tokenizer.json, without the spaces that it puts before a text alone."""
+    library = json.loads(text)
+    normalizer, before = library["normalizer"] or {}, library["pre_tokenizer"] or {}
+    for part in before.get("pretokenizers", [before]):
+        if "prepend_scheme" in part and not (after_special and part["prepend_scheme"] == "always"):
+            part["prepend_scheme"] = "never"
+        if "add_prefix_space" in part:
+            part["add_prefix_space"] &= after_special
+    if not after_special:
+        parts = normalizer.get("normalizers", [normalizer] if normalizer else [])
+        kept = [part for part in parts if part["type"] != "Prepend"]
+        library["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    return JsonTokenizer(json.dumps(library))
+
+
+@functools.lru_cache(maxsize=16)
 def _load_library_tokenizer(text: str, special: bool = True) -> tuple[Any, str]:
     """Return the library's tokenizer, which neither cuts nor pads a text, and its tokenizer.json."""
     import tokenizers

@@ -260,7 +260,12 @@ class Pretrained:
             theirs = tensor.name.format(i=i)
             if theirs not in tensors:
                 raise self.wrong(f"the checkpoint has no tensor {theirs}")
-            found = tensors[theirs]()
+            try:
+                found = tensors[theirs]()
+            except (AttributeError, TypeError) as error:  # NumPy has no such dtype
+                raise self.wrong(f"tensor {theirs} cannot be read ({error})") from None
+            if np.iscomplexobj(found) or not np.isfinite(found).all():
+                raise self.wrong(f"tensor {theirs} has numbers that are not real and finite")
             with suppress(EinopsError, ValueError):  # axes that cannot be split
                 if (ours := tensor.to_ours(found, self.config)).shape == shape:
                     return ours
@@ -340,8 +345,10 @@ def open_tensors(folder: Path, prefix: str) -> Tensors:
         with refusing(f"{path}: missing, damaged or cut short", "download it", OSError, SafetensorError):
             file = safe_open(path, framework="numpy")
         for name in file.keys():
-            if folder / places.get(name, path) != path:
+            if name in places and folder / places[name] != path:
                 continue  # an old copy of a tensor that the index has elsewhere
             full = name if name.startswith((prefix, "lm_head.")) else prefix + name
+            if full in tensors:
+                raise UserError(f"{path}: two tensors are {full}, one without {prefix}: delete it")
             tensors[full] = partial(file.get_tensor, name)
     return tensors

@@ -266,6 +266,32 @@ def test_a_tensor_that_the_model_does_not_have_is_named(name, tensor, says, fold
     assert says in refused(folder)
 
 
+@pytest.mark.parametrize(
+    "tensor, says",
+    [
+        (torch.full((48,), torch.nan), "has numbers that are not real and finite"),
+        (torch.full((48,), -torch.inf), "has numbers that are not real and finite"),
+        (torch.ones(48, dtype=torch.complex64), "has numbers that are not real and finite"),
+        (torch.ones(48).to(torch.float8_e4m3fn), "cannot be read"),
+    ],
+)
+def test_a_tensor_with_other_than_finite_numbers_is_named(tensor, says, folder):
+    change_tensors(folder, lambda tensors: tensors.update({"transformer.ln_f.weight": tensor}))
+    assert f"tensor transformer.ln_f.weight {says}" in refused(folder)
+
+
+def test_a_tensor_that_comes_twice_is_named(folder):
+    change_tensors(folder, lambda tensors: tensors.update({"ln_f.bias": torch.ones(48)}))
+    assert "two tensors are transformer.ln_f.bias" in refused(folder)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_shard_size": "20kB"}])
+def test_a_folder_may_be_relative(settings, tmp_path, monkeypatch):
+    tokens, expected = logits(saved("llama", tmp_path / "theirs", **settings))
+    monkeypatch.chdir(tmp_path)
+    assert_logits(load("theirs"), tokens, expected)
+
+
 @pytest.mark.parametrize("kept", [0, 200, -1])
 def test_a_file_cut_short_is_named(folder, kept):
     path = folder / "model.safetensors"

@@ -158,8 +158,9 @@ def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
     try:
         for roles in (SYSTEM_FIRST, SYSTEM_FIRST[1:]):
             between |= pieces(roles, "\u2603")
-        again = pieces([*SYSTEM_FIRST, *SYSTEM_FIRST[2:]], " \n")
-        if again.items() <= between.items():
+        # A template may strip space and thoughts.
+        again = [pieces([*SYSTEM_FIRST, *SYSTEM_FIRST[2:]], mark) for mark in (" \n", "</think>")]
+        if all(each.items() <= between.items() for each in again):
             return {"between": between, "start": chat.start, "apart": all(apart)}, None
     except Exception:
         pass  # of a template that refuses a system message, changes what is said, or asks for the date

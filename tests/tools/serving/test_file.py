@@ -367,8 +367,11 @@ def test_a_conversation_has_the_servers_prompt(tmp_path, begins):
         assert [token["id"] for token in found["tokens"]] == renderer.prompt(messages).tolist()
 
 
-def test_a_template_that_does_more_than_to_join_is_not_followed():
-    description = {"uses": {"chat_template": "{{ messages[0]['content'] | trim }}", "special_tokens": {}}}
+@pytest.mark.parametrize("change", [" | trim", " | upper", ".split('</think>')[-1]"])
+def test_a_template_that_does_more_than_to_join_is_not_followed(change):
+    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content']CHANGE }}{% endfor %}"
+    uses = {"chat_template": template.replace("CHANGE", change), "special_tokens": {}}
+    description = {"uses": uses}
     assert "serve.py" in conversations(Chat(description))[1]
     assert "no chat template" in conversations(Chat({}))[1]
 
