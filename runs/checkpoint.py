@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -41,6 +41,24 @@ from training.state import TrainState
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
 FORMAT = 5  # 4 has no score, and 3 no sha256
+
+
+class Score(NamedTuple):
+    """What an evaluation measures. Checkpoints keep it as a loss, of which the least is the best."""
+
+    name: Literal["loss", "reward"]  # val/loss and val/reward in metrics.jsonl
+    sentence: str  # with its unit
+
+    def as_loss(self, mean: float) -> float:
+        return 1 - mean if self.name == "reward" else mean
+
+    def describe(self, loss: float) -> str:
+        return self.sentence.format(self.as_loss(loss))  # 1 - (1 - reward)
+
+
+LOSS = Score("loss", "validation loss is {:.4f} nats per token")
+REWARD = Score("reward", "mean reward on held-out questions is {:.4f}")
+SCORES = {score.name: score for score in (LOSS, REWARD)}
 
 
 class Damaged(UserError):
