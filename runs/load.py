@@ -197,7 +197,7 @@ def starting_state(run: Run, score: Literal["loss", "reward"] = "loss") -> tuple
     """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
     options = run.options
     meta = run.dataset.meta
-    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, score, sha256=meta.sha256)
+    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, score=score, sha256=meta.sha256)
     if run.resuming:
         return newest_valid_state(run, manifest)
     if options.init_from not in ("scratch", *RESUMING):

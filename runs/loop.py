@@ -3,9 +3,10 @@
 What differs between runs is their objective: train.py's is the next token, rl.py's a reward.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any, Protocol
 
@@ -83,6 +84,7 @@ class Loop:
     state: TrainState
     manifest: Manifest
     loss: float | None  # the score of the state's model, as checkpoints keep it; None: not evaluated yet
+    best: float  # the least that counts so far
 
     def go(self, end: int, stop_asked: StopAsked) -> int:
         """Train to iteration `end` and return 0, or until asked to stop and return that status."""
@@ -115,7 +117,9 @@ class Loop:
         self.metrics.evaluation(i, means, self.objective.describe(means))
         options, score = self.run.options, self.objective.score
         self.loss = score.as_loss(means[f"val/{score.name}"])
-        self.manifest, improved = self.manifest.after_evaluation(self.loss)
+        improved, self.best = self.loss < self.best, min(self.loss, self.best)
+        if i == 0:
+            self.manifest = replace(self.manifest, to_beat=self.loss)
         if (i > 0 or i == options.max_iters) and (improved or options.always_save_checkpoint):
             self.run.checkpoints.save(self.state, self.manifest, self.loss)  # copies what a step donates
         return True
@@ -133,7 +137,10 @@ def run_loop(
         if options.overwrite:
             checkpoints.delete_all()
         objective.begin(i, evaluated)
-        loop = Loop(run, objective, metrics, state, manifest, loss)
+        best = min(checkpoints.losses(), default=math.inf)
+        if manifest.to_beat is not None:
+            best = min(manifest.to_beat, best)
+        loop = Loop(run, objective, metrics, state, manifest, loss, best)
         status = loop.go(options.max_iters, stop_asked)
         if status:
             checkpoints.save(loop.state, loop.manifest, loop.loss)

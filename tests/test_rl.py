@@ -23,6 +23,7 @@ from data.train_tokenizer import train as train_tokenizer
 from fast import How
 from rewards import answers, policy
 from rewards.evaluation import keep_lines
+from runs.checkpoint import Checkpoints
 from runs.load import load_run
 from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, named_arrays, refusal
 
@@ -265,7 +266,8 @@ def test_the_score_is_a_reward_and_no_command_takes_it_for_a_loss(base, learned)
     assert [{*r} for r in found] == [{"iter", "val/reward", "val/add", "val/reverse"}] * 2
     assert all(r["val/reward"] == pytest.approx((r["val/add"] + r["val/reverse"]) / 2) for r in found)
     _, manifest, _ = load_run(str(learned))
-    assert (manifest.score, manifest.best_val_loss) == ("reward", pytest.approx(1 - found[-1]["val/reward"]))
+    kept = Checkpoints(str(learned)).loss(4)
+    assert (manifest.score, kept) == ("reward", pytest.approx(1 - found[-1]["val/reward"]))
     assert "go on with rl.py, which trained it" in refusal(
         train.main, words(out_dir=learned, init_from="resume", max_iters=5)
     )

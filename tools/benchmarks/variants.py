@@ -68,9 +68,9 @@ class TrainLoop:
         dataset = Dataset(options.dataset, options.vocab_size)
         never = replace(options, eval_interval=sys.maxsize, max_iters=sys.maxsize)
         run = Run(never, Checkpoints(options.out_dir), False, dataset, step.config, step.state)
-        manifest = Manifest(options, step.config.vocab_size, None, None)
+        manifest = Manifest(options, step.config.vocab_size, None)
         objective = NextToken(run, step.train_step, evaluate=lambda *_: None)
-        self.loop = Loop(run, objective, metrics, step.state, manifest, loss=0.0)
+        self.loop = Loop(run, objective, metrics, step.state, manifest, loss=0.0, best=0.0)
 
     def run(self, n: int) -> float:
         start = time.perf_counter()
