@@ -32,9 +32,10 @@ from rewards.evaluation import describe, examine, keep_lines, rollouts
 from rewards.options import Kept, RewardOptions, check, kept_options, load_start
 from rewards.policy import ask, take_step
 from runs.checkpoint import REWARD, saved_options
-from runs.load import Run, open_run, shape_of_weights, starting_state, tokenizer_of
+from runs.load import tokenizer_of
 from runs.loop import Objective, run_loop
 from runs.process import locked, stop_signals
+from runs.start import Run, open_run, shape_of_weights, starting_state
 from training.compute import for_inference
 from training.lora import merge
 

@@ -19,9 +19,9 @@ from shlex import quote
 from config.options import parse_options
 from parallel.machines import on_devices, reuse_freed_memory
 from runs.checkpoint import saved_options
-from runs.load import open_run, shape_of_weights, starting_state
 from runs.loop import NextToken, run_loop
 from runs.process import locked, stop_signals
+from runs.start import open_run, shape_of_weights, starting_state
 from training.evaluation import make_evaluate
 from training.step import compile_step
 

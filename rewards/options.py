@@ -14,7 +14,8 @@ from config.options import RESUMING, Options
 from data.tasks import named_tasks
 from model import GPT
 from runs.checkpoint import fingerprint
-from runs.load import Run, changed, lasting, load_weights
+from runs.load import changed, lasting, load_weights
+from runs.start import Run
 from training.lora import without_adapters
 
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import jax
 
 from runs.checkpoint import LOSS, Manifest, Score
-from runs.load import Run
 from runs.metrics import Metrics
+from runs.start import Run
 from training.evaluation import Evaluate
 from training.state import TrainState
 from training.step import StepBatches

@@ -20,9 +20,9 @@ from data.dataset import Dataset
 from model import GPTConfig
 from parallel.machines import reuse_freed_memory
 from runs.checkpoint import Checkpoints, Manifest
-from runs.load import Run
 from runs.loop import Loop, NextToken
 from runs.metrics import Metrics
+from runs.start import Run
 from training.compute import choose_how
 from training.state import create_state, model_config
 from training.step import compile_step
