@@ -46,8 +46,8 @@ from model import GPTConfig
 from parallel.machines import choose_device
 from parallel.mesh import make_mesh
 from runs.checkpoint import saved_options
-from runs.load import choose_config
 from runs.metrics import count_parameters, flops_per_token
+from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
 from tools.benchmarks.profile import HLO, planned_and_measured, record_trace
 from tools.benchmarks.report import ten_losses, write_report

@@ -14,7 +14,7 @@ With --tasks each model answers the same questions, greedily and sampled at temp
 answers has Wilson's 95% interval.
 """
 
-from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given  # isort: split
+from config.command_line import command  # isort: split
 
 import json
 import math
@@ -32,6 +32,7 @@ from jaxtyping import Array, Float, Int
 from scipy.stats import binomtest
 from tqdm import tqdm
 
+from config.command_line import Address, Count, Name, NonNegativeInt, UserError, given, refuse_unused
 from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
@@ -73,16 +74,12 @@ class EvaluateOptions(ModelOptions):
     process_id: NonNegativeInt | None = None  # number of this process, from 0
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
 
-    def __post_init__(self):
-        super().__post_init__()
-        for name in OF_TEXT if self.tasks else OF_QUESTIONS:
-            if getattr(self, name) != getattr(EvaluateOptions, name):
-                where = "with" if self.tasks else "without"
-                raise UserError(f"--{name} is not used {where} --tasks: leave it out")
-
 
 def main(argv: list[str]) -> None:
-    options = EvaluateOptions(**given(argv, EvaluateOptions))
+    values = given(argv, EvaluateOptions)
+    options = EvaluateOptions(**values)
+    unused, where = (OF_TEXT, "with") if options.tasks else (OF_QUESTIONS, "without")
+    refuse_unused(values, unused, f" is not used {where} --tasks")
     with on_devices(options):
         if options.json:
             on_process_0(check_writable, Path(options.json))

@@ -35,7 +35,7 @@ from hub.export import (
 )
 from model import GPT
 from parallel.machines import choose_device
-from runs.checkpoint import Checkpoints
+from runs.checkpoint import SCORES, Checkpoints
 from runs.load import load_run, tokenizer_of
 
 MOST_ON_A_PAGE = 30_000_000  # parameters
@@ -82,10 +82,8 @@ def export_model(options: ExportOptions, folder: Path) -> str:
     loss = Checkpoints(options.out_dir).loss(iteration)
     if loss is None:
         score = "validation loss was not measured"
-    elif manifest.score == "reward":
-        score = f"mean reward on held-out questions is {1 - loss:.4f}"
     else:
-        score = f"validation loss is {loss:.4f} nats per token"
+        score = SCORES[manifest.score].describe(loss)
     data = Path(manifest.options.dataset).name
     facts = {"name": name, "dataset": data, "iteration": iteration, "score": score}
     write_card(folder, model, family, **facts)

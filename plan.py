@@ -39,8 +39,8 @@ from model import leaf_name
 from parallel.machines import choose_device
 from parallel.mesh import make_mesh
 from runs.checkpoint import saved_options
-from runs.load import choose_config
 from runs.metrics import count_parameters, flops_per_token
+from runs.start import choose_config
 from tools.planning.cost import Cost
 from tools.planning.fit import GIB, Memory, Planned, changes_that_save, plan
 from tools.planning.goals import PRICES_READ, goal_table, tokens_until, ways

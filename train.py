@@ -13,21 +13,17 @@ of a run that never stopped: batches and dropout follow from the seed and the it
 
 from config.command_line import command  # isort: split
 
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from shlex import quote
-
-import jax
 
 from config.options import parse_options
 from parallel.machines import on_devices, reuse_freed_memory
-from runs.checkpoint import Manifest, saved_options
-from runs.load import Run, open_run, shape_of_weights, starting_state
-from runs.metrics import Metrics
+from runs.checkpoint import saved_options
+from runs.loop import NextToken, run_loop
 from runs.process import locked, stop_signals
-from training.evaluation import Evaluate, make_evaluate
-from training.state import TrainState
-from training.step import StepBatches, compile_step
+from runs.start import open_run, shape_of_weights, starting_state
+from training.evaluation import make_evaluate
+from training.step import compile_step
 
 
 def main(argv: list[str]) -> int:
@@ -44,58 +40,12 @@ def main(argv: list[str]) -> int:
                 return stop_asked()
             step = compile_step(state, run.options)
             reuse_freed_memory(step)  # a step is then faster on a CPU
-            status = train(run, state, manifest, step, evaluate, stop_asked)
+            status = run_loop(run, state, manifest, NextToken(run, step, evaluate), stop_asked)
         if run.checkpoints.latest() is None:
             print("no checkpoint was saved: the validation loss was never below that of iter 0")
         else:
             print(f"checkpoints: {run.checkpoints.folder}, the last at iter {run.checkpoints.latest()}")
             print(f"sample from it: python sample.py --out_dir={quote(options.out_dir)}")
-    return status
-
-
-def train(
-    run: Run,
-    state: TrainState,
-    manifest: Manifest,
-    step: jax.stages.Compiled,
-    evaluate: Evaluate,
-    stop_asked: Callable[[], int],
-) -> int:
-    """Train from `state` to `max_iters` and return 0, or until asked to stop and return that status."""
-    options, checkpoints = run.options, run.checkpoints
-    batches = StepBatches(options, run.dataset)
-    i = int(state.step)
-    val_loss = checkpoints.loss(i) if run.resuming else None  # of step i's model; None: not evaluated yet
-    devices = jax.sharding.get_mesh().size
-    with closing(Metrics(options, i, run.config, devices, evaluated=val_loss is not None)) as metrics:
-        if options.overwrite:
-            checkpoints.delete_all()
-        status = 0
-        while True:
-            if (i % options.eval_interval == 0 or i == options.max_iters) and val_loss is None:
-                metrics.catch_up()  # reads the last step's report
-                losses = evaluate(state.model, stop_asked)
-                if losses is None:  # asked to stop: the resumed run begins with this evaluation
-                    status = stop_asked()
-                    break
-                metrics.evaluation(i, losses)
-                val_loss = losses["val"]
-                manifest, improved = manifest.after_evaluation(val_loss)
-                if (i > 0 or i == options.max_iters) and (improved or options.always_save_checkpoint):
-                    checkpoints.save(state, manifest, val_loss)  # copies what the next step donates
-            if i >= options.max_iters or (status := stop_asked()):
-                break
-            with metrics.making_batch():
-                x, y = batches(i)  # (A, B, T): y is one token later
-            state, report = step(state, x, y)
-            metrics.step(i, report)  # reads step i - 1's report, while step i runs
-            i, val_loss = i + 1, None
-
-        metrics.catch_up()
-        if status:
-            checkpoints.save(state, manifest, val_loss)
-            print(f"stopped at iter {i}; resume with --out_dir={quote(options.out_dir)} --init_from=resume")
-        checkpoints.wait()
     return status
 
 

@@ -18,7 +18,7 @@ import sys
 import traceback
 from _thread import interrupt_main
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
@@ -258,6 +258,13 @@ def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[st
             why = " or ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
             raise UserError(f"{origin}{name} is {shown}: {why.replace('Input', 'it')}") from None
     return found
+
+
+def refuse_unused(given: Iterable[str], unused: Collection[str], why: str) -> None:
+    """Raise UserError for an option that was given and has no use; `why` says where."""
+    for name in given:
+        if name in unused:
+            raise UserError(f"--{name}{why}: leave it out")
 
 
 def unknown(name: str, origin: str, cls: type[Any]) -> UserError:

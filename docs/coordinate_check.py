@@ -13,7 +13,7 @@ import numpy as np
 from config.options import Options
 from docs.figures.widths import BASE
 from parallel.mesh import make_mesh
-from runs.load import choose_config, open_dataset
+from runs.start import choose_config, open_dataset
 from tools.inside.views import lens
 from training.state import create_state
 from training.step import StepBatches, compile_step

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -40,7 +40,25 @@ from training.state import TrainState
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
-FORMAT = 5  # 4 has no score, and 3 no sha256
+FORMAT = 6  # 5 has best_val_loss, 4 no score, and 3 no sha256
+
+
+class Score(NamedTuple):
+    """What an evaluation measures. Checkpoints keep it as a loss, of which the least is the best."""
+
+    name: Literal["loss", "reward"]  # val/loss and val/reward in metrics.jsonl
+    sentence: str  # with its unit
+
+    def as_loss(self, mean: float) -> float:
+        return 1 - mean if self.name == "reward" else mean
+
+    def describe(self, loss: float) -> str:
+        return self.sentence.format(self.as_loss(loss))  # 1 - (1 - reward)
+
+
+LOSS = Score("loss", "validation loss is {:.4f} nats per token")
+REWARD = Score("reward", "mean reward on held-out questions is {:.4f}")
+SCORES = {score.name: score for score in (LOSS, REWARD)}
 
 
 class Damaged(UserError):
@@ -58,8 +76,8 @@ class Manifest:
     options: SkipValidation[Options]
     vocab_size: Annotated[int, Field(gt=0, lt=2**32)]
     tokenizer: Annotated[dict | None, AfterValidator(check_description)]  # for data.tokenizer.from_json
-    best_val_loss: FiniteFloat | None  # the lowest so far; None before the first evaluation
-    score: Literal["loss", "reward"] = "loss"  # val_loss is nats per token, or 1 - the mean reward
+    to_beat: FiniteFloat | None = None  # the loss of iteration 0, which is not saved, if it was evaluated
+    score: Literal["loss", "reward"] = "loss"  # a loss is nats per token, or 1 - the mean reward
     # The base model of adapters; None without them.
     base: Annotated[dict[Literal["init_from", "fingerprint"], str], Field(min_length=2)] | None = None
     sha256: dict[Split, str] = field(default_factory=dict)  # of the text that the run has learned, if known
@@ -68,11 +86,6 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT} | vars(self) | {"options": vars(self.options)}
-
-    def after_evaluation(self, val_loss: float) -> tuple["Manifest", bool]:
-        """Return the manifest after an evaluation, and whether that was the best so far."""
-        improved = self.best_val_loss is None or val_loss < self.best_val_loss
-        return replace(self, best_val_loss=val_loss) if improved else self, improved
 
     def resuming_from(self, saved: "Manifest", path: Path) -> "Manifest":
         """Return the manifest of this run when it resumes from the checkpoint at `path`. Raises UserError."""
@@ -87,7 +100,7 @@ class Manifest:
             )
         if (self.score, saved.score) == ("loss", "reward"):
             raise UserError(f"{path}: go on with rl.py, which trained it, or start from it with --init_from")
-        return replace(self, tokenizer=saved.tokenizer, best_val_loss=saved.best_val_loss, base=saved.base)
+        return replace(self, tokenizer=saved.tokenizer, to_beat=saved.to_beat, base=saved.base)
 
     def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
         """Raise UserError where `dataset`, this run's own, has become another text, as far as is known."""
@@ -143,11 +156,13 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / "manifest" / "metadata"
     try:
         values = dict(read_json(path))
-        if (written := values.pop("format", 1)) not in (3, 4, FORMAT):
+        if (written := values.pop("format", 1)) not in range(3, FORMAT + 1):
             raise UserError(
                 f"{checkpoint}: its manifest has format {spell(written)}, and this version reads 3 to "
                 f"{FORMAT} only: use the version that wrote it"
             )
+        if written < 6:
+            values["to_beat"] = values.pop("best_val_loss")  # the least so far
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options, **values)
     except (ValueError, TypeError, KeyError) as error:  # pydantic's is a ValueError
@@ -275,14 +290,15 @@ class Checkpoints:
             self.manager.wait_until_finished()
 
     def manifest(self, iteration: int) -> Manifest:
-        """Read a checkpoint's manifest, with its own validation loss if that came later."""
-        manifest, loss = read_manifest(self.folder / str(iteration)), self.loss(iteration)
-        return manifest if loss is None else manifest.after_evaluation(loss)[0]
+        return read_manifest(self.folder / str(iteration))
 
     def loss(self, iteration: int) -> float | None:
         """Return a checkpoint's validation loss, if it was measured."""
         metrics = self.manager.metrics(iteration)
         return val_loss(metrics) if metrics else None
+
+    def losses(self) -> list[float]:
+        return [loss for i in self.iterations() if (loss := self.loss(i)) is not None]
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
         """Restore a state, saved on whatever mesh, in the shapes and shardings of `state`."""

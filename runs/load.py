@@ -1,44 +1,24 @@
-"""Open what a command begins with: the weights of a run, a folder or the hub; or a run that is to train.
+"""Load a model: of a run, a folder or the hub.
 
 Each function raises UserError. A tokenizer is a description for data.tokenizer.from_json; None where there is
 none.
 """
 
 import os
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 import jax
 
 from config.command_line import Checkpoint, UserError
-from config.options import RESUMING, SHAPE, ModelOptions, Options
-from data.dataset import Dataset, Meta, prepare_if_missing
-from data.tokenizer import Tokenizer, document_start, from_json, same_tokens
+from config.options import ModelOptions, Options
+from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained
-from model import GPT, GPTConfig, leaf_name
-from parallel.machines import check_same, on_process_0, shared
-from parallel.mesh import check_fit
-from runs.checkpoint import (
-    Checkpoints,
-    Damaged,
-    Manifest,
-    arrays_by_name,
-    fingerprint,
-    latest_manifest,
-    tree_of_arrays,
-)
-from training.compute import choose_how, for_inference
+from model import GPT
+from runs.checkpoint import Checkpoints, Manifest, arrays_by_name, fingerprint, tree_of_arrays
+from training.compute import for_inference
 from training.lora import merge, partition_trainable, without_adapters
-from training.state import (
-    TrainState,
-    create_state,
-    create_state_around,
-    model_config,
-    shape_options,
-    state_shapes,
-)
+from training.state import model_config, state_shapes
 
 
 def is_run(folder: str) -> bool:
@@ -110,15 +90,6 @@ def load_weights(init_from: str, shapes: GPT) -> GPT:
     return jax.tree.map(lambda x, like: x[: len(like)], model, shapes)
 
 
-def shape_of_weights(init_from: str) -> dict[str, Any]:
-    """Return the options that weights decide."""
-    if not is_run(init_from):
-        return shape_options(open_pretrained(init_from).config)
-    manifest = latest_manifest(init_from)
-    shape = {name: getattr(manifest.options, name) for name in SHAPE}
-    return shape | {"vocab_size": manifest.vocab_size}
-
-
 def load_pretrained(name: str, longest: int | None = None) -> tuple[GPT, dict | None]:
     """Load the model of a folder or of the hub, with a block_size of at most `longest`, and its tokenizer."""
     if is_run(name):
@@ -127,135 +98,3 @@ def load_pretrained(name: str, longest: int | None = None) -> tuple[GPT, dict | 
     most = pretrained.config.block_size
     config = replace(pretrained.config, block_size=min(most, longest or most))
     return pretrained.load(state_shapes(config, Options()).model), pretrained.tokenizer()
-
-
-# A run that trains
-
-
-@dataclass(frozen=True)
-class Run:
-    """All that is decided before a run's state is made."""
-
-    options: Options
-    checkpoints: Checkpoints
-    resuming: bool  # from the newest valid checkpoint
-    dataset: Dataset
-    config: GPTConfig
-    shapes: TrainState  # shapes, dtypes and shardings of its state
-
-
-def open_run(options: Options) -> Run:
-    """Decide whether the run resumes, on which data and model, and how its state is split. Print its size."""
-    all_see_it = shared(Path(options.out_dir))
-    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, all_see_it)
-    latest, resuming = checkpoints.latest(), options.init_from in RESUMING
-    if options.init_from == "resume" and latest is None:
-        raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
-    if latest is not None and not (resuming or options.eval_only or options.overwrite):
-        raise UserError(
-            f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
-            "choose another --out_dir, or lose it with --overwrite=True"
-        )
-    resuming = resuming and latest is not None
-    # Processes evaluate together, when no loss is stored.
-    check_same(checkpoints=[(i, checkpoints.loss(i)) for i in checkpoints.iterations()] if resuming else None)
-    dataset = open_dataset(options)
-    if dataset.folder == Path(options.dataset):  # a path, to be found from any folder
-        options = replace(options, dataset=os.path.abspath(options.dataset))
-    config = choose_config(options, dataset.meta)
-    shapes = state_shapes(config, options)
-    sizes = {leaf_name(path): x.size for path, x in jax.tree.leaves_with_path(shapes.model)}
-    trained = sum(size for name, size in sizes.items() if "lora_" in name)
-    adapters = f", of which {trained:,} are trained," if trained else ""
-    how = f"on {jax.devices()[0].device_kind}, products in {choose_how(options, config).dtype}"
-    print(f"{sum(sizes.values()):,} parameters{adapters} {how}")
-    return Run(options, checkpoints, resuming, dataset, config, shapes)
-
-
-def open_dataset(options: Options) -> Dataset:
-    """Open the run's data set. A small one that is missing is prepared."""
-    on_process_0(prepare_if_missing, options.dataset)
-    dataset = Dataset(options.dataset, options.vocab_size)
-    check_same(dataset=dataset.meta)
-    return dataset
-
-
-def choose_config(options: Options, meta: Meta) -> GPTConfig:
-    """Describe the model. Raises UserError for one that the data or the mesh do not suit."""
-    vocab_size = options.vocab_size or meta.vocab_size
-    if vocab_size < meta.vocab_size:
-        raise UserError(
-            f"dataset={options.dataset} has a vocabulary of {meta.vocab_size} tokens, and the model one of "
-            f"{vocab_size}: choose a data set of the model's own tokens"
-        )
-    config = model_config(options, vocab_size, document_start(meta.tokenizer))
-    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
-    return config
-
-
-def starting_state(run: Run, score: Literal["loss", "reward"] = "loss") -> tuple[TrainState, Manifest]:
-    """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
-    options = run.options
-    meta = run.dataset.meta
-    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, score, sha256=meta.sha256)
-    if run.resuming:
-        return newest_valid_state(run, manifest)
-    if options.init_from not in ("scratch", *RESUMING):
-        return state_from_weights(run, manifest)
-    if options.lora_rank:
-        raise UserError(
-            f"lora_rank={options.lora_rank} trains beside the weights of a model, and there are none: "
-            "name it, as in --init_from=gpt2 or --init_from=<out_dir of another run>"
-        )
-    return create_state(run.config, options), manifest
-
-
-def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]:
-    """Restore the newest valid checkpoint. Damaged ones before the last are moved to `damaged`.
-
-    Many processes then end, since perhaps only one of them has noticed.
-    """
-    checkpoints = run.checkpoints
-    while True:
-        iterations = checkpoints.iterations()
-        path = checkpoints.folder / str(iteration := iterations[-1])
-        try:
-            saved = checkpoints.manifest(iteration)
-            manifest = first.resuming_from(saved, path)
-            base = load_base(checkpoints, saved, run.shapes.model)
-            state = checkpoints.restore(iteration, run.shapes, base)
-            print(f"resuming at iter {iteration}, from {path}")
-            return state, manifest
-        except Damaged as damage:
-            if run.options.eval_only or len(iterations) == 1:
-                raise
-            place = checkpoints.set_aside(iteration)
-            if jax.process_count() > 1:
-                raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
-            print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
-
-
-def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manifest]:
-    options = run.options
-    if is_run(options.init_from):
-        if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
-            raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
-        start = latest_manifest(options.init_from)
-        manifest.check_vocabulary(start, options.init_from)
-        tokenizer = start.tokenizer
-    else:
-        tokenizer = open_pretrained(options.init_from).tokenizer()
-    if not same_tokens(tokenizer, manifest.tokenizer):
-        known = f"{options.init_from} is not known to have learned the tokens of"
-        print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
-    elif tokenizer and "uses" in tokenizer:  # what the weights use tokens for, as in chats
-        uses = tokenizer["uses"] | {"document_start": document_start(manifest.tokenizer)}
-        if run.dataset.meta.row and manifest.tokenizer:  # conversations, which the data's template made
-            uses["chat_template"] = manifest.tokenizer["uses"]["chat_template"]
-        manifest = replace(manifest, tokenizer=tokenizer | {"uses": uses})
-    model = load_weights(options.init_from, without_adapters(run.shapes.model))
-    print(f"starting from the weights of {options.init_from}")
-    if options.lora_rank:
-        base = {"init_from": lasting(options.init_from), "fingerprint": fingerprint(model)}
-        manifest = replace(manifest, base=base)
-    return create_state_around(model, options), manifest

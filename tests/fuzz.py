@@ -71,7 +71,7 @@ def make_folders(folder: Path) -> None:
     options = replace(Options(), n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, warmup_iters=0)
     options = replace(options, dataset=str(folder / "data"), out_dir=str(folder / "run"), device="cpu")
     state = create_state(model_config(options, V), options)
-    save_run(folder / "run", state, Manifest(options, V, tokenizer.description, None))
+    save_run(folder / "run", state, Manifest(options, V, tokenizer.description))
     (folder / "run" / "options.json").write_text(json.dumps(vars(options)))
 
 

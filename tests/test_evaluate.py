@@ -60,7 +60,7 @@ def save_reference(folder, reference, dataset, tokenizer):
     options = replace(options, n_layer=3, n_head=4, n_embd=48, block_size=T, device="cpu")
     state = create_state(model_config(options, V), options)
     state = eqx.tree_at(lambda state: state.model, state, as_gpt("gpt2", dict(reference.named_parameters())))
-    return save_run(folder, state, Manifest(options, V, tokenizer, best_val_loss=None))
+    return save_run(folder, state, Manifest(options, V, tokenizer))
 
 
 @pytest.fixture

@@ -102,12 +102,12 @@ def a_run(folder, options, state=None, tokenizer=CHARACTERS):
 
         shapes = eqx.filter_eval_shape(create_state, model_config(options, options.vocab_size), options)
         state = jax.tree_util.tree_map_with_path(fill, shapes)
-    return save_run(folder, state, Manifest(options, options.vocab_size, tokenizer, best_val_loss=2.5))
+    return save_run(folder, state, Manifest(options, options.vocab_size, tokenizer))
 
 
 def an_overfitted_run(folder, options, **more):
     state = create_state(model_config(options, 65), options)
-    return save_overfitted(folder, state, Manifest(options, 65, CHARACTERS, best_val_loss=2.0, **more))
+    return save_overfitted(folder, state, Manifest(options, 65, CHARACTERS, **more))
 
 
 def run_export(run, to, *more):
@@ -441,7 +441,7 @@ def test_adapters_of_a_model_in_mup_are_one_line(tmp_path, monkeypatch):
     """Its multipliers have a place in whole weights, and none in adapters beside those of another model."""
     config = model_config(replace(TINY, **LLAMA, mup_base_width=8), 65)
     model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
-    manifest = Manifest(TINY, 65, None, None, base={"init_from": "base", "fingerprint": "of it"})
+    manifest = Manifest(TINY, 65, None, base={"init_from": "base", "fingerprint": "of it"})
     monkeypatch.setattr(export, "load_run", lambda *_, **__: (model, manifest, 0))
     text = refused("run", tmp_path / "adapter", "--format=peft")
     assert text.startswith("out_dir=run: adapters cannot hold the multipliers of a model in µP")

@@ -21,7 +21,9 @@ from data.tokenizer import from_json
 from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
 from fast import How
-from rewards import answers
+from rewards import answers, policy
+from rewards.evaluation import keep_lines
+from runs.checkpoint import Checkpoints
 from runs.load import load_run
 from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, named_arrays, refusal
 
@@ -74,20 +76,20 @@ def logprobs_after(model, ids) -> np.ndarray:
 
 
 def test_advantages_are_rewards_less_the_mean_of_their_group():
-    found = rl.advantages(np.array([1.0, 0.0, 0.0, 1.0, 5.0, 5.0]), 2)
+    found = policy.advantages(np.array([1.0, 0.0, 0.0, 1.0, 5.0, 5.0]), 2)
     assert found.tolist() == [0.5, -0.5, -0.5, 0.5, 0.0, 0.0]
     for reward in (0.1, -0.7, 1e-20, 1e30):  # whose mean, of six, is rounded
-        assert not rl.advantages(np.full(6, reward), 6).any()
-    small = rl.advantages(np.array([1.0, 1.0 + 1e-9]), 2)
+        assert not policy.advantages(np.full(6, reward), 6).any()
+    small = policy.advantages(np.array([1.0, 1.0 + 1e-9]), 2)
     np.testing.assert_allclose(small, [-0.5e-9, 0.5e-9], rtol=1e-6)
 
 
 def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
     model, manifest, _ = load_run(str(base / "run"))
-    sampler = rl.Sampler(from_json(manifest.tokenizer), 6)
+    sampler = answers.Sampler(from_json(manifest.tokenizer), 6)
     asked = [Question("add", "", f"What is {i} + 2?", "") for i in range(4)]
     drawn = sampler(model, asked, jax.random.split(jax.random.key(0), 4))
-    x, y = rl.rows_of(drawn, 96)
+    x, y = policy.rows_of(drawn, 96)
     of_rows = jnp.array([0.5, -1.0, 2.0, 0.0])  # of four microbatches, the last is left out
 
     texts = np.zeros((4, 96), np.int32)  # a causal model does not see what fills the rows
@@ -104,7 +106,7 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
 
     @jax.jit
     def found(model, x, y, of_rows):
-        return rl.policy_gradient(model, jax.tree.map(lambda _: None, model), How(), x, y, of_rows, 300)
+        return policy.policy_gradient(model, jax.tree.map(lambda _: None, model), How(), x, y, of_rows, 300)
 
     loss, gradients = jax.jit(jax.value_and_grad(expected))(model)
     for A in (1, 4):
@@ -188,7 +190,7 @@ def test_learning_is_on_policy_where_a_models_vocabulary_is_padded(base, padded,
 def test_a_tokenizer_that_is_larger_than_the_model_answers_with_the_models_tokens(base, padded, tmp_path):
     """As where a tokenizer got tokens that the weights do not know; a prompt that has one is refused."""
     model, manifest, _ = load_run(str(padded))
-    sampler, keys = rl.Sampler(from_json(manifest.tokenizer), 6), jax.random.split(jax.random.key(0), 8)
+    sampler, keys = answers.Sampler(from_json(manifest.tokenizer), 6), jax.random.split(jax.random.key(0), 8)
     asked = [Question("add", "", "to", "")] * 8
     few, fewer = (replace(model.config, vocab_size=V).build(jax.random.key(0)) for V in (299, 40))
     assert max(max(answer.tokens) for answer in sampler(few, asked, keys)) < 299
@@ -216,7 +218,7 @@ def test_what_a_killed_run_left_in_part_is_dropped(tmp_path):
     """Damaged lines, too, as of metrics.jsonl."""
     damaged = b'{"iter": 1\n[]\n{"iter": "1"}\n{"iter": -5}\n{}\n\xff\n{"iter": NaN}\n'
     (tmp_path / "rollouts.jsonl").write_bytes(b'{"iter": 0}\n' + damaged + b'{"iter": 2}\n{"iter": 0, "ta')
-    rl.keep_lines(tmp_path / "rollouts.jsonl", 2)
+    keep_lines(tmp_path / "rollouts.jsonl", 2)
     assert (tmp_path / "rollouts.jsonl").read_text() == '{"iter": 0}\n'
 
 
@@ -264,7 +266,8 @@ def test_the_score_is_a_reward_and_no_command_takes_it_for_a_loss(base, learned)
     assert [{*r} for r in found] == [{"iter", "val/reward", "val/add", "val/reverse"}] * 2
     assert all(r["val/reward"] == pytest.approx((r["val/add"] + r["val/reverse"]) / 2) for r in found)
     _, manifest, _ = load_run(str(learned))
-    assert (manifest.score, manifest.best_val_loss) == ("reward", pytest.approx(1 - found[-1]["val/reward"]))
+    kept = Checkpoints(str(learned)).loss(4)
+    assert (manifest.score, kept) == ("reward", pytest.approx(1 - found[-1]["val/reward"]))
     assert "go on with rl.py, which trained it" in refusal(
         train.main, words(out_dir=learned, init_from="resume", max_iters=5)
     )

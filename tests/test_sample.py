@@ -30,7 +30,7 @@ def save_random(folder, *, vocab_size=17, tokenizer=TOKENIZER):
     options = replace(TINY, out_dir=str(folder))
     state = create_state(model_config(options, vocab_size), options)
     state = jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, state)
-    return save_run(folder, state, Manifest(options, vocab_size, tokenizer, best_val_loss=None))
+    return save_run(folder, state, Manifest(options, vocab_size, tokenizer))
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_the_checkpoint_may_be_the_best_or_that_of_an_iteration(write, run, tmp_
     options = replace(TINY, out_dir=str(tmp_path))
     state = create_state(model_config(options, 17), options)
     state = jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, state)
-    save_overfitted(tmp_path, state, Manifest(options, 17, TOKENIZER, best_val_loss=None))
+    save_overfitted(tmp_path, state, Manifest(options, 17, TOKENIZER))
     best = write()
     assert write(out_dir=tmp_path, checkpoint="best") == write(out_dir=tmp_path, checkpoint=1) == best
     assert write(out_dir=tmp_path) == write(out_dir=tmp_path, checkpoint=2) != best

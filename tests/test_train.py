@@ -342,7 +342,7 @@ def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny
     kept, theirs = Checkpoints(str(tmp_path)), Checkpoints(str(whole))
     for iteration in (5, 10):
         assert kept.manager.metrics(iteration) == theirs.manager.metrics(iteration)
-        assert kept.manifest(iteration).best_val_loss == theirs.manifest(iteration).best_val_loss
+        assert kept.manifest(iteration).to_beat == theirs.manifest(iteration).to_beat
 
 
 @pytest.mark.slow
@@ -681,6 +681,38 @@ def test_the_best_loss_is_remembered_when_a_run_goes_on(copied_run, tiny):
     losses = {r["iter"]: r["val/loss"] for r in records(copied_run) if r.keys() == EVALUATION}
     assert losses[25] > losses[20] and losses[30] > losses[20]
     assert saved_iterations(copied_run) == [5, 10, 15, 20]
+
+
+def test_the_loss_of_iteration_0_is_remembered_which_no_checkpoint_has(
+    tiny, tmp_path, unlike_data, monkeypatch
+):
+    def stopping(*arguments):
+        def step(state, x, y):
+            if state.step == 2:
+                signal.raise_signal(signal.SIGTERM)
+            return compiled(state, x, y)
+
+        compiled = compile_step(*arguments)
+        return step
+
+    changes = dict(always_save_checkpoint=False, dataset=unlike_data)
+    compile_step = train.compile_step
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "compile_step", stopping)
+        patch.setattr(train, "reuse_freed_memory", lambda compiled: None)
+        assert train.main(tiny(tmp_path, **changes)) == 143
+    assert train.main(tiny(tmp_path, **changes, init_from="resume")) == 0
+    assert iterations(tmp_path, EVALUATION) == [0, 5, 10] and saved_iterations(tmp_path) == [3]
+
+
+def test_what_is_left_decides_what_is_better_once_the_best_checkpoint_is_lost(copied_run, tiny):
+    """Nothing that is left is overwritten by what is worse."""
+    shutil.rmtree(copied_run / "checkpoints" / "20")
+    shutil.rmtree(copied_run / "checkpoints" / "15")
+    before = contents(copied_run / "checkpoints")
+    changes = {"always_save_checkpoint": False, "learning_rate": 10.0, "decay_lr": False}
+    train.main(tiny(copied_run, init_from="resume", max_iters=20, eval_iters=-1, **changes))
+    assert contents(copied_run / "checkpoints") == before
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,7 @@ def test_with_muon_the_rates_of_matrices_fall_with_the_root_of_the_width_and_all
     options = replace(OPTIONS, n_embd=4 * BASE, mup_base_width=BASE, optimizer="muon")
     model = model_config(options, V).build(jax.random.key(0))
     ones = jax.tree.map(np.ones_like, model)
-    matrices = jax.tree_util.tree_map_with_path(is_matrix, model)
-    scaled, _ = mup_rates(options, matrices).update(ones, optax.EmptyState())
+    scaled, _ = mup_rates(options, is_matrix).update(ones, optax.EmptyState())
     rates = arrays_by_name(scaled)
     assert (rates["blocks.mlp.c_fc.weight"] == 1 / 2).all()
     assert (rates["blocks.attn.c_q.weight"] == 1 / 2).all()  # of heads 4 times as wide

@@ -72,7 +72,7 @@ def train(n_layer: int, seed: int) -> Iterator[tuple[int, GPT]]:
     """Yield the model every few steps."""
     config = replace(SHAPE, n_layer=n_layer)
     model = eqx.filter_jit(GPT)(config, key=jax.random.key(seed))
-    optimizer = make_optimizer(MUON, model)
+    optimizer = make_optimizer(MUON)
     state, rng = optimizer.init(model), np.random.default_rng(seed)
 
     def loss(model: GPT, tokens: Int[Array, "B T"]):

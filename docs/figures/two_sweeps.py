@@ -43,14 +43,14 @@ def trainer(optimizer: str):
     @eqx.filter_jit(donate="all-except-first")
     def step(batch, model, state, rate):
         gradients = eqx.filter_grad(loss_of)(model, *batch)
-        updates, state = make_optimizer(options, model).update(gradients, state, model)
+        updates, state = make_optimizer(options).update(gradients, state, model)
         # The rate is the last factor of an update: with 1.0 in the options, every rate is one program.
         return eqx.apply_updates(model, jax.tree.map(lambda u: rate * u, updates)), state
 
     def train(rate: float, seed: int) -> float:
         batches = Batches(dataset.tokens("train"), B, T, seed)
         model = eqx.filter_jit(GPT)(CONFIG, key=jax.random.key(seed))
-        state = make_optimizer(options, model).init(model)
+        state = make_optimizer(options).init(model)
         for i in range(STEPS):
             model, state = step(tuple(map(jnp.asarray, batches(i))), model, state, jnp.float32(rate))
         return float(np.mean([loss(model, *map(jnp.asarray, batch)) for batch in val]))

@@ -63,7 +63,7 @@ def run(tmp_path):
 def write_manifest(folder, iteration, options):
     path = folder / "checkpoints" / str(iteration) / "manifest" / "metadata"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(Manifest(options, 11, None, None).to_json()))
+    path.write_text(json.dumps(Manifest(options, 11, None).to_json()))
 
 
 def resumed(*argv):

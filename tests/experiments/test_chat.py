@@ -13,7 +13,7 @@ from data.tasks import TaskOptions
 from data.train_tokenizer import TrainTokenizerOptions
 from evaluate import EvaluateOptions
 from experiments import chat
-from rl import RewardOptions
+from rewards.options import RewardOptions
 from tests.helpers import refusal
 
 OPTIONS = {

@@ -17,7 +17,8 @@ from config.options import Options
 from data.prepare import prepare
 from model import GPTConfig
 from parallel.mesh import make_mesh
-from runs.load import choose_config, load_run, open_dataset
+from runs.load import load_run
+from runs.start import choose_config, open_dataset
 from tests.helpers import losses, named_arrays, refusal
 from tests.pretrained import END, START, library_tokenizer, save_gpt2, save_llama, save_tokenizer
 from tests.reference import as_gpt, gpt2, random_reference

@@ -217,7 +217,7 @@ def test_a_checkpoint_moves_to_any_mesh_bit_for_bit(tmp_path):
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(config, LLAMA)
         state = jax.tree.map(lambda x: moved(x) if x.ndim else x + 1, state)  # moments of zero look alike
-        save_run(tmp_path, state, Manifest(LLAMA, V, None, None))
+        save_run(tmp_path, state, Manifest(LLAMA, V, None))
     for mesh in ("data:1", "tensor:8", "data:2,fsdp:4"):
         with jax.set_mesh(make_mesh(mesh)):
             shapes = state_shapes(config, LLAMA)

@@ -43,7 +43,13 @@ def step(metrics, i, **changes):
     """Tell of step i, as train.py does."""
     with metrics.making_batch():
         pass
-    metrics.step(i, report(i, **changes))
+    metrics.step(i, report(i, **changes), TOKENS)
+
+
+def evaluate(metrics, i, train, val):
+    """Tell of an evaluation, as train.py does."""
+    means = {"train/loss": train, "val/loss": val}
+    metrics.evaluation(i, means, f"train loss {train:.4f}, val loss {val:.4f}")
 
 
 def run(options, first, end, evaluate_at=(), evaluated=False):
@@ -52,7 +58,7 @@ def run(options, first, end, evaluate_at=(), evaluated=False):
     for i in range(first, end):
         if i in evaluate_at and not (evaluated and i == first):
             metrics.catch_up()
-            metrics.evaluation(i, {"train": 2.0 + i, "val": 3.0 + i})
+            evaluate(metrics, i, 2.0 + i, 3.0 + i)
         step(metrics, i)
     metrics.catch_up()
     return metrics
@@ -60,7 +66,7 @@ def run(options, first, end, evaluate_at=(), evaluated=False):
 
 def test_records_have_their_fields_in_full_precision(options, capsys):
     metrics = run(options, 0, 4)
-    metrics.evaluation(4, {"train": 1 / 3, "val": 2 / 3})
+    evaluate(metrics, 4, 1 / 3, 2 / 3)
     assert "iter 4: train loss 0.3333, val loss 0.6667\n" in capsys.readouterr().out
     *steps, evaluation = records(options.out_dir)
     assert evaluation == {"iter": 4, "train/loss": 1 / 3, "val/loss": 2 / 3}
@@ -116,7 +122,7 @@ def test_a_step_or_an_evaluation_that_diverged_ends_the_run_and_is_not_written(o
     step(metrics, 1, **{name: value})
     said = refusal(step, metrics, 2)
     assert said.startswith("iter 1: ") and str(value) in said and "learning_rate" in said
-    said = refusal(metrics.evaluation, 5, {"train": 3.0, "val": value})
+    said = refusal(evaluate, metrics, 5, 3.0, value)
     assert said.startswith(f"iter 5: train/loss is 3.0, val/loss is {value}")
     assert [iteration for iteration, _ in iterations(options.out_dir)] == [0]
     metrics.close()
@@ -151,7 +157,7 @@ def test_of_a_run_that_learns_from_rewards_the_rewards_are_drawn(tmp_path, saved
 def test_a_disk_that_fills_up_is_one_line(options):
     metrics = start(options)
     with open("/dev/full", "w", buffering=1) as metrics.file:
-        said = refusal(metrics.evaluation, 0, {"train": 1.0, "val": 1.0})
+        said = refusal(evaluate, metrics, 0, 1.0, 1.0)
         assert said == f"{metrics.path}: No space left on device"
         metrics.close()  # must not hide that error behind one of its own
 
@@ -177,7 +183,7 @@ def test_a_line_of_progress_is_printed_now_and_then(options, capsys, clock):
     for i in range(4):
         with metrics.making_batch():
             clock.now += 6.0
-        metrics.step(i, report(i))
+        metrics.step(i, report(i), TOKENS)
     metrics.catch_up()
     metrics.close()
     speed = f"{TOKENS / 6:,.0f} tokens/s, 6000.0 ms/step, 6 min left"
@@ -255,7 +261,7 @@ def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock
     for i, data in enumerate((1.0, 3.0)):
         with metrics.making_batch():
             clock.now += data
-        metrics.step(i, report(i))
+        metrics.step(i, report(i), TOKENS)
         clock.now += 10
     metrics.catch_up()
     assert [record["data_ms"] for record in records(options.out_dir)] == [1e3, 3e3]

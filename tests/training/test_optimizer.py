@@ -107,7 +107,7 @@ def random_like(tree, seed):
 
 def first_updates(options, model, gradients):
     """The first step's change of each array, by name."""
-    optimizer = make_optimizer(options, model)
+    optimizer = make_optimizer(options)
     return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(model), model)[0])
 
 
@@ -178,7 +178,7 @@ def torch_parameters_after(model, gradients, options):
 
 def ours_after(model, gradients, options):
     """What our optimizer makes of the parameters, by name."""
-    optimizer = make_optimizer(options, model)
+    optimizer = make_optimizer(options)
     state, update = optimizer.init(model), jax.jit(optimizer.update)
     for gradient in gradients:
         updates, state = update(gradient, state, model)

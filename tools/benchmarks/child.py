@@ -20,7 +20,7 @@ from config.command_line import command
 from config.options import Options, parse_options
 from parallel.machines import choose_device
 from parallel.mesh import make_mesh
-from runs.load import choose_config, open_dataset, shape_of_weights
+from runs.start import choose_config, open_dataset, shape_of_weights
 from tools.benchmarks.variants import JaxStep
 
 

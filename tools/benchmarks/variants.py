@@ -3,6 +3,7 @@
 A variant has a `name` and a `dtype`, and `run(n)` returns seconds per step over n steps.
 """
 
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -18,10 +19,13 @@ from config.options import Options
 from data.dataset import Dataset
 from model import GPTConfig
 from parallel.machines import reuse_freed_memory
+from runs.checkpoint import Checkpoints, Manifest
+from runs.loop import Loop, NextToken
 from runs.metrics import Metrics
+from runs.start import Run
 from training.compute import choose_how
 from training.state import create_state, model_config
-from training.step import StepBatches, compile_step
+from training.step import compile_step
 
 BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
 
@@ -57,23 +61,22 @@ class TrainLoop:
     name = "in train.py's loop"
 
     def __init__(self, step: JaxStep, stack: ExitStack):
-        self.step, self.dtype, self.i = step, step.dtype, 0
+        self.step, self.dtype = step, step.dtype
         options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()), wandb_log=False)
-        self.batches = StepBatches(options, Dataset(options.dataset, options.vocab_size))
-        self.metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
-        stack.callback(self.metrics.close)
+        metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
+        stack.callback(metrics.close)
+        dataset = Dataset(options.dataset, options.vocab_size)
+        never = replace(options, eval_interval=sys.maxsize, max_iters=sys.maxsize)
+        run = Run(never, Checkpoints(options.out_dir), False, dataset, step.config, step.state)
+        manifest = Manifest(options, step.config.vocab_size, None)
+        objective = NextToken(run, step.train_step, evaluate=lambda *_: None)
+        self.loop = Loop(run, objective, metrics, step.state, manifest, loss=0.0, best=0.0)
 
     def run(self, n: int) -> float:
         start = time.perf_counter()
-        for _ in range(n):
-            with jax.profiler.StepTraceAnnotation("train", step_num=self.i):
-                with self.metrics.making_batch():
-                    batch = self.batches(self.i)
-                self.step.state, report = self.step.train_step(self.step.state, *batch)
-                self.metrics.step(self.i, report)
-            self.i += 1
-        self.metrics.catch_up()
-        jax.block_until_ready(self.step.state)
+        self.loop.state = self.step.state
+        self.loop.go(int(self.step.state.step) + n, stop_asked=lambda: 0)
+        self.step.state = jax.block_until_ready(self.loop.state)
         return (time.perf_counter() - start) / n
 
 

@@ -17,8 +17,8 @@ from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
 from parallel.mesh import mesh_of, parse
-from runs.load import choose_config
 from runs.metrics import count_parameters
+from runs.start import choose_config
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.speeds import Work, usable

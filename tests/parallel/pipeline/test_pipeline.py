@@ -197,7 +197,7 @@ def test_a_pipelined_checkpoint_is_the_same_to_the_bit_wherever_it_is_read(tmp_p
     with jax.set_mesh(make_mesh("stage:4,fsdp:2")):
         state = create_state(config, options)
         state, _ = compile_step(state, options)(state, *random_batch(options, V))
-        save_run(tmp_path, state, Manifest(options, V, None, None))
+        save_run(tmp_path, state, Manifest(options, V, None))
     for mesh in ("data:1", "stage:2", "stage:8", "fsdp:2,tensor:2"):
         with jax.set_mesh(make_mesh(mesh)):
             restored = Checkpoints(str(tmp_path)).restore(1, state_shapes(config, options))

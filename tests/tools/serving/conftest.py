@@ -23,7 +23,7 @@ def save_random(folder, tokenizer, seed=1337, **shape):
     options = replace(SHAPE, out_dir=str(folder), seed=seed, **shape)
     state = create_state(model_config(options, tokenizer.vocab_size), options)
     state = jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, state)
-    return save_run(folder, state, Manifest(options, tokenizer.vocab_size, tokenizer.description, None))
+    return save_run(folder, state, Manifest(options, tokenizer.vocab_size, tokenizer.description))
 
 
 @pytest.fixture(scope="session")

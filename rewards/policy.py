@@ -1,0 +1,143 @@
+"""The policy gradient: draw answers, weigh each by its advantage, and make the better ones likelier."""
+
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from config.options import Options
+from data.tasks import mixed, named_tasks
+from model import GPT
+from rewards.answers import Answer, Draws, Reward, Sampler, draw
+from rewards.options import RewardOptions
+from training.compute import How, choose_how, faster
+from training.lora import merge, partition_trainable
+from training.state import TrainState
+from training.step import update
+
+
+def ask(model: GPT, i: int, options: Options, own: RewardOptions, sampler: Sampler, reward: Reward) -> Draws:
+    """Draw step i's answers, `group` to each question, and score them."""
+    answers = options.gradient_accumulation_steps * options.batch_size
+    n = answers // own.group
+    # Each step goes on with the tasks where the one before ended.
+    drawn = islice(mixed(named_tasks(own.tasks), "train", options.seed, i, first=i * n), n)
+    asked = [question for question in drawn for _ in range(own.group)]
+    return draw(model, asked, jax.random.fold_in(jax.random.key(options.seed), i), sampler, reward)
+
+
+def advantages(rewards: Float[np.ndarray, " N"], group: int) -> Float[np.ndarray, " N"]:
+    """Return how far each reward is above the mean of its group."""
+    groups = rewards.reshape(-1, group)
+    above = groups - groups.mean(axis=1, keepdims=True)
+    # Adam would make full steps of the mean's rounding.
+    rounding = group * np.finfo(float).eps * np.abs(groups).max(axis=1, keepdims=True)
+    return np.where(np.abs(above) > rounding, above, 0).ravel()
+
+
+def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N T"], Int[np.ndarray, "N T"]]:
+    """Return tokens and targets, a row for each answer. The targets within prompts, and after texts, are -1.
+
+    T is a multiple of 16 or block_size, so that few programs are compiled.
+    """
+    longest = max(len(answer.prompt) + len(answer.tokens) - 1 for answer in answers)
+    T = min(-(-longest // 16) * 16, block_size)
+    x, y = np.zeros((len(answers), T), np.int32), np.full((len(answers), T), -1, np.int32)
+    for row, answer in enumerate(answers):
+        text = np.concatenate([answer.prompt, answer.tokens])
+        x[row, : len(text) - 1] = text[:-1]
+        y[row, len(answer.prompt) - 1 : len(text) - 1] = answer.tokens
+    return x, y
+
+
+def log_probabilities(
+    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"], V: int
+) -> Float[Array, "B T"]:
+    """Compute log p of each target among the V tokens that are drawn; 0 where there is none."""
+    logprobs = jax.nn.log_softmax(model(jnp.asarray(x))[..., :V].astype(jnp.float32))
+    chosen = jnp.take_along_axis(logprobs, jnp.maximum(y, 0)[..., None], -1)[..., 0]
+    return jnp.where(y >= 0, chosen, 0)
+
+
+compiled_log_probabilities = eqx.filter_jit(log_probabilities)
+
+
+def policy_gradient(
+    weights: GPT, frozen: GPT, how: How, x, y, weights_of_rows, V: int
+) -> tuple[Float[Array, ""], GPT, Float[Array, "A B T"]]:
+    """Return the sum of -weight x log p(answer), its gradients, and log p of each target.
+
+    A microbatch whose weights are all 0 is left out: it has no gradient.
+    """
+
+    @partial(eqx.filter_value_and_grad, has_aux=True)
+    def of_microbatch(weights, x, y, of_rows):
+        logprobs = log_probabilities(faster(eqx.combine(weights, frozen), how), x, y, V)
+        return -(of_rows * logprobs.sum(-1)).sum(), logprobs
+
+    def add(total, microbatch):
+        (loss, logprobs), gradients = of_microbatch(weights, *microbatch)
+        return jax.tree.map(jnp.add, total, (loss, gradients)), logprobs
+
+    def leave_out(total, microbatch):
+        return total, jnp.full(microbatch[1].shape, jnp.nan)
+
+    def add_if_weighted(total, microbatch):
+        return lax.cond((microbatch[2] != 0).any(), add, leave_out, total, microbatch)
+
+    zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights))
+    (loss, gradients), logprobs = lax.scan(add_if_weighted, zero, (x, y, weights_of_rows))
+    return loss, gradients, logprobs
+
+
+@eqx.filter_jit(donate="all")
+def policy_step(
+    state: TrainState,
+    x: Int[Array | np.ndarray, "A B T"],
+    y: Int[Array | np.ndarray, "A B T"],
+    weights_of_rows: Float[Array | np.ndarray, "A B"],
+    options: Options,
+    V: int,
+) -> tuple[TrainState, dict[str, Float[Array, ""]], Float[Array, "A B T"]]:
+    """Follow the gradient of the sum of weight x log p(answer). Return log p before the step, too."""
+    parts, how = partition_trainable(state.model), choose_how(options, state.model.config)
+    loss, gradients, logprobs = policy_gradient(*parts, how, x, y, weights_of_rows, V)
+    return *update(state, loss, gradients, options), logprobs
+
+
+def take_step(
+    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT, V: int
+) -> tuple[TrainState, dict[str, Any]]:
+    """Learn from answers that the state's own weights drew. Return the next state, and what is recorded."""
+    asked, answers, rewards = drawn
+    tokens = np.concatenate([answer.logprobs for answer in answers])
+    report = {
+        "reward": rewards.mean(),
+        "length": len(tokens) / len(answers),
+        "entropy": -tokens.mean(),  # of a token, as far as the drawn ones tell
+    }
+    for task in dict.fromkeys(question.task for question in asked):
+        report[f"reward/{task}"] = rewards[[question.task == task for question in asked]].mean()
+    x, y = rows_of(answers, state.model.config.block_size)
+    by_engine = np.zeros(y.shape, np.float32)
+    by_engine[y >= 0] = tokens
+    if own.kl:
+        # Both by one program: else rounding would be a reward, of which Adam makes full steps.
+        now, before = (compiled_log_probabilities(model, x, y, V) for model in (merge(state.model), start))
+        apart = np.asarray(now - before, float).sum(-1)
+        rewards = rewards - own.kl * apart
+        report["kl"] = apart.sum() / len(tokens)  # nats a token
+    above = advantages(rewards, own.group)
+    report["weighted"] = (above != 0).mean()  # share of the answers that have a gradient
+    # Answers without an advantage come last, in microbatches that are left out.
+    rows = np.argsort(above == 0, kind="stable").reshape(options.gradient_accumulation_steps, -1)
+    weights_of_rows = (above[rows] / (rows.size * own.max_new_tokens)).astype(np.float32)
+    state, metrics, by_trainer = policy_step(state, x[rows], y[rows], weights_of_rows, options, V)
+    report["difference"] = np.nanmax(np.abs(by_trainer - by_engine[rows]), initial=0)  # rounding
+    return state, metrics | jax.tree.map(jnp.asarray, report)

@@ -1,0 +1,150 @@
+"""The loop of every run that trains: evaluate, save, stop when asked, go on where a run before stopped.
+
+What differs between runs is their objective: train.py's is the next token, rl.py's a reward.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from shlex import quote
+from typing import Any, Protocol
+
+import jax
+
+from runs.checkpoint import LOSS, Manifest, Score
+from runs.metrics import Metrics
+from runs.start import Run
+from training.evaluation import Evaluate
+from training.state import TrainState
+from training.step import StepBatches
+
+StopAsked = Callable[[], int]  # runs/process.py: a status to end with, or 0
+Means = dict[str, float]  # of an evaluation, as metrics.jsonl names them
+
+
+class Objective(Protocol):
+    """What a run learns, and from what. Subclasses have `batch`, `step` and `evaluate`."""
+
+    score: Score
+    unused: frozenset[str] = frozenset()  # the options of train.py that it has no use for
+
+    def begin(self, i: int, evaluated: bool) -> None:
+        """Prepare its own records, if it has any, for a run from iteration `i`, which may be evaluated."""
+        return
+
+    def batch(self, i: int, state: TrainState) -> Any:
+        """Return the batch of iteration `i`."""
+
+    def tokens(self, batch: Any) -> int:
+        """Return how many tokens of a batch are computed."""
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Consume a state, and return the next one with a report: `loss`, `grad_norm`, and what else."""
+
+    def evaluate(self, i: int, state: TrainState, stop_asked: StopAsked) -> Means | None:
+        """Return the means of an evaluation, the score among them; None: asked to stop."""
+
+    def describe(self, means: Means) -> str: ...
+
+
+class NextToken(Objective):
+    """Predict the next token of a data set."""
+
+    score = LOSS
+
+    def __init__(self, run: Run, step: Callable, evaluate: Evaluate):
+        self.batches = StepBatches(run.options, run.dataset)
+        self.compiled, self.losses = step, evaluate
+
+    def batch(self, i, state):
+        return self.batches(i)  # x and y (A, B, T): y is one token later
+
+    def tokens(self, batch):
+        return batch[0].size
+
+    def step(self, state, batch):
+        return self.compiled(state, *batch)
+
+    def evaluate(self, i, state, stop_asked):
+        losses = self.losses(state.model, stop_asked)
+        return losses and {f"{split}/loss": loss for split, loss in losses.items()}
+
+    def describe(self, means):
+        return ", ".join(f"{name.replace('/', ' ')} {loss:.4f}" for name, loss in means.items())
+
+
+@dataclass
+class Loop:
+    """A run under way."""
+
+    run: Run
+    objective: Objective
+    metrics: Metrics
+    state: TrainState
+    manifest: Manifest
+    loss: float | None  # the score of the state's model, as checkpoints keep it; None: not evaluated yet
+    best: float  # the least that counts so far
+
+    def go(self, end: int, stop_asked: StopAsked) -> int:
+        """Train to iteration `end` and return 0, or until asked to stop and return that status."""
+        options, i, status = self.run.options, int(self.state.step), 0
+        while True:
+            due = i % options.eval_interval == 0 or i == options.max_iters
+            if due and self.loss is None and not self.evaluate(i, stop_asked):
+                status = stop_asked()  # the resumed run begins with this evaluation
+                break
+            if i >= end or (status := stop_asked()):
+                break
+            with jax.profiler.StepTraceAnnotation("train", step_num=i):  # XProf tells steps apart by it
+                self.step(i)
+            i, self.loss = i + 1, None
+        self.metrics.catch_up()
+        return status
+
+    def step(self, i: int) -> None:
+        with self.metrics.making_batch():
+            batch = self.objective.batch(i, self.state)
+        self.state, report = self.objective.step(self.state, batch)
+        self.metrics.step(i, report, self.objective.tokens(batch))  # reads step i - 1's report meanwhile
+
+    def evaluate(self, i: int, stop_asked: StopAsked) -> bool:
+        """Evaluate the model, and save it if it should be. Return False if asked to stop before the end."""
+        self.metrics.catch_up()  # reads the last step's report
+        means = self.objective.evaluate(i, self.state, stop_asked)
+        if means is None:
+            return False
+        self.metrics.evaluation(i, means, self.objective.describe(means))
+        options, score = self.run.options, self.objective.score
+        self.loss = score.as_loss(means[f"val/{score.name}"])
+        improved, self.best = self.loss < self.best, min(self.loss, self.best)
+        if i == 0:
+            self.manifest = replace(self.manifest, to_beat=self.loss)
+        if (i > 0 or i == options.max_iters) and (improved or options.always_save_checkpoint):
+            self.run.checkpoints.save(self.state, self.manifest, self.loss)  # copies what a step donates
+        return True
+
+
+def run_loop(
+    run: Run, state: TrainState, manifest: Manifest, objective: Objective, stop_asked: StopAsked
+) -> int:
+    """Train from `state` to `max_iters` and return 0, or until asked to stop and return that status."""
+    options, checkpoints = run.options, run.checkpoints
+    i = int(state.step)
+    loss = checkpoints.loss(i) if run.resuming else None
+    evaluated = loss is not None
+    with closing(Metrics(options, i, run.config, jax.sharding.get_mesh().size, evaluated)) as metrics:
+        if options.overwrite:
+            checkpoints.delete_all()
+        objective.begin(i, evaluated)
+        best = min(checkpoints.losses(), default=math.inf)
+        if manifest.to_beat is not None:
+            best = min(manifest.to_beat, best)
+        loop = Loop(run, objective, metrics, state, manifest, loss, best)
+        status = loop.go(options.max_iters, stop_asked)
+        if status:
+            checkpoints.save(loop.state, loop.manifest, loop.loss)
+            stopped = f"stopped at iter {int(loop.state.step)}; resume with"
+            print(f"{stopped} --out_dir={quote(options.out_dir)} --init_from=resume")
+        checkpoints.wait()
+    return status
