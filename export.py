@@ -80,10 +80,10 @@ def export_model(options: ExportOptions, folder: Path) -> str:
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
     name = Path(options.to).resolve().name
     loss = Checkpoints(options.out_dir).loss(iteration)
-    if loss is None:
-        score = "validation loss was not measured"
-    else:
-        score = SCORES[manifest.score].describe(loss)
+    score = "validation loss was not measured"
+    if loss is not None:
+        measured = SCORES[manifest.score]
+        score = measured.sentence.format(measured.as_loss(loss))
     data = Path(manifest.options.dataset).name
     facts = {"name": name, "dataset": data, "iteration": iteration, "score": score}
     write_card(folder, model, family, **facts)

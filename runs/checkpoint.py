@@ -50,10 +50,8 @@ class Score(NamedTuple):
     sentence: str  # with its unit
 
     def as_loss(self, mean: float) -> float:
+        """Return what checkpoints keep, or undo that."""
         return 1 - mean if self.name == "reward" else mean
-
-    def describe(self, loss: float) -> str:
-        return self.sentence.format(self.as_loss(loss))  # 1 - (1 - reward)
 
 
 LOSS = Score("loss", "validation loss is {:.4f} nats per token")
@@ -296,9 +294,6 @@ class Checkpoints:
         """Return a checkpoint's validation loss, if it was measured."""
         metrics = self.manager.metrics(iteration)
         return val_loss(metrics) if metrics else None
-
-    def losses(self) -> list[float]:
-        return [loss for i in self.iterations() if (loss := self.loss(i)) is not None]
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
         """Restore a state, saved on whatever mesh, in the shapes and shardings of `state`."""

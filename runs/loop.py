@@ -137,9 +137,8 @@ def run_loop(
         if options.overwrite:
             checkpoints.delete_all()
         objective.begin(i, evaluated)
-        best = min(checkpoints.losses(), default=math.inf)
-        if manifest.to_beat is not None:
-            best = min(manifest.to_beat, best)
+        losses = [manifest.to_beat, *map(checkpoints.loss, checkpoints.iterations())]
+        best = min((x for x in losses if x is not None), default=math.inf)
         loop = Loop(run, objective, metrics, state, manifest, loss, best)
         status = loop.go(options.max_iters, stop_asked)
         if status:
