@@ -40,8 +40,8 @@ print(json.dumps([len(files), len(entered), len(set().union(*map(lines, entered)
 """
 
 
-def test_a_first_step_enters_seven_files_and_64_functions_of_437_lines():
+def test_a_first_step_enters_eight_files_and_68_functions_of_450_lines():
     """Comprehensions and lambdas are no functions here: their lines count with those around them."""
     done = run_python("-c", SCRIPT, f"{ROOT}/")
     files, functions, lines = json.loads(done.stdout.splitlines()[-1])
-    assert 1 < files <= 7 and 1 < functions <= 64 and 1 < lines <= 437, (files, functions, lines)
+    assert 1 < files <= 8 and 1 < functions <= 68 and 1 < lines <= 450, (files, functions, lines)
