@@ -244,10 +244,16 @@ class JsonTokenizer(Tokenizer):
         """
         return _load_library_tokenizer(self.description["json"], special)[0]
 
+    @functools.cached_property
+    def _space(self) -> str:
+        """What it puts before a text and leaves there in decoding, as RoBERTa's does."""
+        ids = self._tokenizer.encode("a", add_special_tokens=False).ids
+        return " " if self._tokenizer.decode(ids, skip_special_tokens=False) == " a" else ""
+
     def bytes_of(self, token: int, first: bool = False) -> bytes:
         # The token is decoded after itself, because the first token of a text may lose a space.
         once, twice = (self._tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
-        text = once if first else twice.removeprefix(once)
+        text = once.removeprefix(self._space) if first else twice.removeprefix(once)
         name = self._tokenizer.id_to_token(token) or ""
         if "\ufffd" in text and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):  # SentencePiece's
             return bytes([int(byte[1], 16)])

@@ -16,7 +16,9 @@ from types import SimpleNamespace
 import equinox as eqx
 import numpy as np
 import pytest
+import tokenizers
 import torch
+from tokenizers import decoders, pre_tokenizers
 
 import evaluate
 import train
@@ -198,6 +200,18 @@ def test_the_bytes_are_those_of_the_documents_not_of_spaces_and_names_that_the_t
     found = list(itertools.chain(*document_bytes([np.array([*ids, *turn])], sentencepiece.description)))
     assert b"".join(found).decode() == "".join(texts)
     assert len(b"".join(found[9:])) == 3
+
+
+def test_a_space_that_roberta_puts_before_a_document_is_no_byte():
+    bytes_alone = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(bytes_alone, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(["<|endoftext|>"])
+    texts = ["Hi é", "a"]
+    ids = [token for text in texts for token in library.encode(f"{text}<|endoftext|>").ids]
+    found = document_bytes([np.array(ids)], {"type": "tokenizers", "json": library.to_str()})
+    assert b"".join(itertools.chain(*found)).decode() == "".join(texts)
 
 
 @pytest.fixture
