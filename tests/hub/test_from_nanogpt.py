@@ -84,7 +84,7 @@ def save(folder, state, args=ARGS, prefix="", **changes):
 
 def both_logits(folder, tokens):
     """The logits of the folder's model here and in transformers."""
-    ours, _ = load_pretrained(str(folder), "float32")
+    ours, _ = load_pretrained(str(folder))
     theirs = GPT2LMHeadModel.from_pretrained(folder).eval()
     with torch.no_grad():
         return np.asarray(ours(jnp.asarray(tokens))), theirs(tokens).logits.numpy()
