@@ -158,7 +158,7 @@ def test_a_run_without_advantages_moves_no_weight_and_says_so(base, tmp_path, ca
     (tmp_path / "same.py").write_text("def same(question, text):\n    return 0.1\n")
     run = dict(reward=f"{tmp_path}/same.py:same", kl=0.5, learning_rate=1e-2, weight_decay=0, max_iters=3)
     learn(base, tmp_path / "out", **run)
-    assert_same_bits(*(load_run(str(out), dtype="float32")[0] for out in (base / "run", tmp_path / "out")))
+    assert_same_bits(*(load_run(str(out))[0] for out in (base / "run", tmp_path / "out")))
     steps = [r for r in records(tmp_path / "out") if "ms" in r]
     assert [(r["weighted"], r["kl"]) for r in steps] == [(0, 0)] * 3
     notes = [line for line in capsys.readouterr().err.splitlines() if "had the same reward" in line]
@@ -178,7 +178,7 @@ def test_learning_is_on_policy_where_a_models_vocabulary_is_padded(base, padded,
     learn(base, tmp_path / "out", init_from=padded, kl=0.1, learning_rate=1e-2, max_iters=2)
     steps = [r for r in records(tmp_path / "out") if "ms" in r]
     assert len(steps) == 2 and all(r["difference"] < 1e-5 for r in steps)
-    model = load_run(str(padded), dtype="float32")[0]
+    model = load_run(str(padded))[0]
     for line in map(json.loads, (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()):
         for answer in line["answers"]:
             ids, n = [*line["prompt"], *answer["tokens"]], len(answer["tokens"])

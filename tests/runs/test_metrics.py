@@ -270,6 +270,7 @@ def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock
 
 class H100:
     device_kind = "NVIDIA H100 80GB HBM3"
+    platform = "gpu"
 
 
 def test_mfu_is_the_model_flops_over_the_peak_of_all_devices(clock, monkeypatch):
