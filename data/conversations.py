@@ -12,7 +12,6 @@ document: with --document_mask=True none attends to another.
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -34,15 +33,21 @@ END_OF_ANSWER = re.compile(r"\{%-?\s*endgeneration\b")
 FIRST_MARK = 0xF0000  # private characters, which no template writes, stand for what messages say
 
 
+Nothing = Annotated[list, Field(max_length=0)] | None
+
+
 @dataclass(frozen=True, config={"strict": True})
 class Message:
     role: Literal["system", "user", "assistant"]
     content: Annotated[str, Field(min_length=1)]
+    weight: Literal[1] | None = None  # OpenAI's 0, for what is not learned, is refused
+    tool_calls: Nothing = None
 
 
 @dataclass(frozen=True, config={"strict": True})
 class Line:
     messages: Annotated[list[Message], Field(min_length=1)]
+    tools: Nothing = None
 
 
 LINE = TypeAdapter(Line)
@@ -139,8 +144,8 @@ def encode_chat(
     """Return a conversation's tokens, and which of them the template says are learned.
 
     The template alone writes special tokens: what a message says is ordinary text. Each answer begins with a
-    token of its own, as after a prompt. Raises ValueError for a template that changes what messages say, any
-    error of the template, and UserError.
+    token of its own, as after a prompt. Raises ValueError for a template that changes what messages say, or
+    that writes a special token with it, any error of the template, and UserError.
     """
     text, answers = render(template, names, messages, **settings)
     said, own = contents(text, template, names, messages, **settings)
@@ -149,18 +154,25 @@ def encode_chat(
     cuts = {a + found.start() + 1 for a, b in said for found in re.finditer(f"(?={marks})", text[a:b])}
     spelled = [(a, b) for a, b in said if spells_special(tokenizer, text[a:b])]
     edges = {0, len(text), *(begin for begin, _ in answers), *chain.from_iterable(spelled), *cuts}
-    edges |= {end for _, end in answers if text.endswith(tokenizer.names, 0, end)}
+    edges |= {end for _, end in answers if text.endswith(tuple(tokenizer.names), 0, end)}
     ids, spans = [], []
     for a, b in pairwise(sorted(edges)):
         special = not any(begin <= a and b <= end for begin, end in spelled)
         some, where = tokenizer.encode_with_spans(text, a, b, special)
         ids.append(some)
         spans.append(where)
-    spans = np.concatenate(spans)
+    ids, spans = np.concatenate(ids), np.concatenate(spans)
+    control = [i for name, i in tokenizer.names.items() if name not in tokenizer.added or name in own]
+    of_messages = np.zeros(len(text), bool)
+    for begin, end in said:
+        of_messages[begin:end] = True
+    for a, b in spans[np.isin(ids, control)]:
+        if any(of_messages[i] and not text[i].isspace() for i in range(a, b)):
+            raise ValueError(f"what a message says would write its {text[a:b]}")
     learned = np.zeros(len(spans), bool)
     for begin, end in answers:
         learned |= (spans[:, 0] < end) & (spans[:, 1] > begin)
-    return Rendered(np.concatenate(ids), learned)
+    return Rendered(ids, learned)
 
 
 def render(
@@ -198,7 +210,7 @@ def contents(
         way = next((x for x in ways if text.startswith(x + after, at)), None)
         if way is None:  # it may leave out a part, such as thoughts
             end = text.find(after, at) if after else len(text)
-            way = text[at:end] if end >= 0 and text[at:end] in said else None
+            way = text[at:end] if end >= 0 and text[at:end] in said and after not in said else None
         if way is None:
             break
         places.append((at, at + len(way)))
@@ -265,7 +277,7 @@ def parse(record: bytes) -> Messages:
         raise UserError(first_problem(error)) from None
     if "assistant" not in [message.role for message in messages]:
         raise UserError("it has no message of the assistant: there is nothing to learn")
-    return [asdict(message) for message in messages]
+    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def pack(pieces: list[Rendered], row: int, start: int) -> Rendered:

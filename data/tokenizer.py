@@ -57,7 +57,7 @@ class Tokenizer(ABC):
     vocab_size: int
     description: dict[str, Any]  # what `from_json` makes it from
     added: tuple[str, ...] = ()  # names that are tokens in any text, special or not
-    names: tuple[str, ...] = ()  # these, and those of special tokens
+    names: dict[str, int]  # the ids of these, and of special tokens
 
     def encode(
         self, text: str, special: bool = True, add_special_tokens: bool | str = False
@@ -151,6 +151,7 @@ class CharTokenizer(Tokenizer):
         self.symbols = symbols
         self.description = {"type": "char", "symbols": symbols}
         self.vocab_size = len(symbols)
+        self.names = {}
         self._id_of = {symbol: i for i, symbol in enumerate(symbols)}
 
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
@@ -180,6 +181,7 @@ class TiktokenTokenizer(Tokenizer):
             self._encoding = tiktoken.get_encoding(name)
         self.description = {"type": "tiktoken", "name": name} | uses
         self.vocab_size = self._encoding.n_vocab
+        self.names = {"<|endoftext|>": self._encoding.eot_token}
 
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         allowed = {"<|endoftext|>"} if special else set()
@@ -211,9 +213,9 @@ class JsonTokenizer(Tokenizer):
         self._tokenizer, text = _load_library_tokenizer(text)
         self.description = {"type": "tokenizers", "json": text} | uses
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
-        known = self._tokenizer.get_added_tokens_decoder().values()
-        self.added = tuple(token.content for token in known if not token.special)
-        self.names = tuple(token.content for token in known)
+        known = self._tokenizer.get_added_tokens_decoder()
+        self.added = tuple(token.content for token in known.values() if not token.special)
+        self.names = {token.content: i for i, token in known.items()}
 
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         if len(text) > LONGEST:
@@ -231,7 +233,7 @@ class JsonTokenizer(Tokenizer):
     def reader_at(self, text: str, begin: int) -> Tokenizer:
         if begin == 0:
             return self
-        return _reading_on(self.description["json"], text.endswith(self.names, 0, begin))
+        return _reading_on(self.description["json"], text.endswith(tuple(self.names), 0, begin))
 
     @functools.cached_property
     def longest(self) -> int:

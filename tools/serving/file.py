@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
@@ -57,7 +58,7 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, chat: Chat, ke
     arrays |= {name: arrays[name][:vocab_size] for name in ("wte", "lm_head") if name in arrays}
     parts = {name: keep(name, x, kept) for name, x in arrays.items()}
     weights = b"".join(data for _, data, _ in parts.values())
-    template, lacks = conversations(chat)
+    template, lacks = conversations(chat, tokenizer.names)
     derived = {name: getattr(config, name) for name in ("kv_heads", "head_size", "hidden")}
     shown = known | {
         "config": asdict(replace(config, vocab_size=vocab_size)) | derived,
@@ -137,8 +138,11 @@ def source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
-    """Return what a chat template writes between messages, by their roles, or what a conversation lacks."""
+def conversations(chat: Chat, names: Iterable[str]) -> tuple[dict[str, Any] | None, str | None]:
+    """Return what a chat template writes between messages, by their roles, or what a conversation lacks.
+
+    `names` are those of special tokens, which no message may spell together with the template.
+    """
     if chat.lacks:
         return None, chat.lacks
     between, apart = {}, []  # apart: an answer begins with a token of its own
@@ -160,11 +164,19 @@ def conversations(chat: Chat) -> tuple[dict[str, Any] | None, str | None]:
             between |= pieces(roles, "\u2603")
         # A template may strip space and thoughts.
         again = [pieces([*SYSTEM_FIRST, *SYSTEM_FIRST[2:]], mark) for mark in (" \n", "</think>")]
-        if all(each.items() <= between.items() for each in again):
+        same = all(each.items() <= between.items() for each in again)
+        separate = all(text for roles, text in between.items() if all(roles.split(">")))
+        if same and separate and not any(joins(text, name) for text in between.values() for name in names):
             return {"between": between, "start": chat.start, "apart": all(apart)}, None
     except Exception:
         pass  # of a template that refuses a system message, changes what is said, or asks for the date
     return None, "the page cannot follow this model's chat template: serve the model with serve.py instead"
+
+
+def joins(text: str, name: str) -> bool:
+    """Tell whether a text may end or begin within a name, whose rest is in what is beside it."""
+    parts = range(1, len(name)) if name.strip() else ()
+    return any(text.startswith(name[i:]) or text.endswith(name[:i]) for i in parts)
 
 
 def no_date(_: str) -> str:

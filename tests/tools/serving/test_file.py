@@ -23,7 +23,6 @@ from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
 from generation.decode import GREEDY, generate
-from hub.export import without_multipliers
 from model import GPT, GPTConfig, leaf_name
 from runs.load import load_run
 from tests.helpers import ROOT
@@ -34,6 +33,7 @@ from tools.serving.file import conversations, html, in_javascript
 from tools.serving.insight import places
 from tools.serving.requests import Drawing
 from tools.serving.text import read_prompt
+from variants import without_multipliers
 
 node = pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 SMALL = GPTConfig(block_size=24, vocab_size=33, n_layer=2, n_head=4, n_embd=24)
@@ -335,7 +335,7 @@ def test_a_template_that_asks_for_the_date_is_not_followed():
     asks = "{{ strftime_now('%Y') }}"
     unasked, wary = template.replace(asks, ""), f"{{% if strftime_now %}}{asks}{{% endif %}}"
     for text, follows in ((template, False), (template.replace(asks, wary), False), (unasked, True)):
-        lacks = conversations(Chat({"uses": {"chat_template": text, "special_tokens": {}}}))[1]
+        lacks = conversations(Chat({"uses": {"chat_template": text, "special_tokens": {}}}), ())[1]
         assert (lacks is None) == follows
 
 
@@ -372,8 +372,18 @@ def test_a_template_that_does_more_than_to_join_is_not_followed(change):
     template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content']CHANGE }}{% endfor %}"
     uses = {"chat_template": template.replace("CHANGE", change), "special_tokens": {}}
     description = {"uses": uses}
-    assert "serve.py" in conversations(Chat(description))[1]
-    assert "no chat template" in conversations(Chat({}))[1]
+    assert "serve.py" in conversations(Chat(description), ())[1]
+    assert "no chat template" in conversations(Chat({}), ())[1]
+
+
+@pytest.mark.parametrize(
+    "own, followed", [("[{c}]", True), ("{c}", False), ("<|im_{c}", False), ("{c}|>", False)]
+)
+def test_a_template_that_may_complete_a_tokens_name_is_not_followed(own, followed):
+    content = own.replace("{c}", "{{ m['content'] }}")
+    template = "{% for m in messages %}" + content + "{% endfor %}"
+    found, lacks = conversations(Chat({"uses": {"chat_template": template}}), ["<|im_end|>", "\n"])
+    assert (found is not None) == followed and ("serve.py" in (lacks or "")) == (not followed)
 
 
 def test_a_tokenizer_of_another_kind_is_refused():

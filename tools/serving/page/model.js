@@ -1,5 +1,4 @@
 // The network, all of its mathematics, as in model.py: token ids in, logits out. It imports nothing of ours.
-//
 //     const model = GPT(config, weights), cache = Cache(config);
 //     const logits = model.logits(model.features([1, 2, 3], cache)); // (T, V), and the cache holds 3 tokens
 //

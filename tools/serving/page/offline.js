@@ -114,6 +114,7 @@ function answers(served) {
     const parts = [[template.between[`>${messages[0].role}`], true]];
     for (const [i, { role, content }] of messages.entries()) {
       const after = template.between[`${role}>${messages[i + 1]?.role ?? ""}`];
+      if (after == null) throw new Error("The chat template has no such order of messages: begin anew.");
       if (tokenizer.spellsSpecial(content)) parts.push([content, false], [after, true]);
       else if (template.apart && role === "assistant") parts.push([content + after, true]);
       else parts.at(-1)[0] += content + after;
