@@ -16,7 +16,7 @@ from data.tasks import mixed, named_tasks
 from model import GPT
 from rewards.answers import Answer, Draws, Reward, Sampler, draw
 from rewards.options import RewardOptions
-from training.compute import How, choose_how, faster
+from training.compute import How, choose_how, faster, for_inference
 from training.lora import merge, partition_trainable
 from training.state import TrainState
 from training.step import update
@@ -129,7 +129,8 @@ def take_step(
     by_engine[y >= 0] = tokens
     if own.kl:
         # Both by one program: else rounding would be a reward, of which Adam makes full steps.
-        now, before = (compiled_log_probabilities(model, x, y, V) for model in (merge(state.model), start))
+        now = for_inference(merge(state.model), options.dtype)
+        now, before = (compiled_log_probabilities(model, x, y, V) for model in (now, start))
         apart = np.asarray(now - before, float).sum(-1)
         rewards = rewards - own.kl * apart
         report["kl"] = apart.sum() / len(tokens)  # nats a token
