@@ -27,6 +27,7 @@ from data.tokenizer import document_start
 from hub.export import (
     architecture,
     new_folder,
+    plain,
     which_family,
     write_adapters,
     write_card,
@@ -126,10 +127,7 @@ def export_page(options: ExportOptions) -> str:
         tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
         known["example"] = tokens.read([0], min(64, model.config.block_size, len(tokens)))[0].tolist()
     chat = Chat(tokenizer.description, document_start(tokenizer.description))
-    if getattr(model.config, "mup_base_width", 0):
-        from variants import without_multipliers  # here, because a plain model needs no variants
-
-        model = without_multipliers(model)
+    model = plain(model)
     page, kept = html(model, known, tokenizer, chat, options.weights)
     with refusing(f"--to={path}: cannot be written", "choose another place", OSError):
         write_whole(path, page)

@@ -23,7 +23,7 @@ from config.files import read_json, refusing
 from config.options import Options
 from data.tokenizer import end_of_text, end_tokens, from_json
 from hub.weights import FAMILIES, GPT2, LLAMA3, Family, Tensor
-from model import GPT, GPTConfig, leaf_name
+from model import GPT, MLP, Attention, Block, Dropout, GPTConfig, Linear, Norm, leaf_name
 
 # Where tiktoken gets GPT-2's vocabulary from, in two files that transformers reads as they are.
 GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
@@ -143,14 +143,25 @@ def with_biases(model: GPT, family: Family) -> GPT:
     return jax.tree.map_with_path(lambda path, x: ours.get(leaf_name(path), np.zeros(x.shape, x.dtype)), like)
 
 
-def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
-    """Return all tensors of a model, float32, by their names in its family."""
+OURS = {GPT, Block, Attention, MLP, Linear, Norm, Dropout}
+
+
+def plain(model: GPT) -> GPT:
+    """Return the same without µP's multipliers. Raises UserError for a layer that other programs lack."""
     if getattr(model.config, "mup_base_width", 0):
         from variants import without_multipliers  # here, because a plain model needs no variants
 
         model = without_multipliers(model)
+    layers = jax.tree.leaves(model, is_leaf=lambda x: isinstance(x, eqx.Module) and type(x) not in OURS)
+    if others := {type(x).__name__ for x in layers if isinstance(x, eqx.Module)}:
+        raise UserError(f"the model has {min(others)}, a layer of your own, which no other program knows")
+    return model
+
+
+def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
+    """Return all tensors of a model, float32, by their names in its family."""
     parts = {}
-    for path, leaf in jax.tree.leaves_with_path(model):
+    for path, leaf in jax.tree.leaves_with_path(plain(model)):
         tensor, array = family.tensors[leaf_name(path)], np.asarray(leaf)
         for i, one in enumerate(array if leaf_name(path).startswith("blocks.") else array[None]):
             parts.setdefault(tensor.name.format(i=i), {})[tensor.part] = to_theirs(tensor, one)

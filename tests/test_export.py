@@ -30,7 +30,7 @@ from transformers import (
 import export
 import sample
 import train
-from config.command_line import command
+from config.command_line import UserError, command
 from config.options import Options
 from data.tokenizer import (
     CharTokenizer,
@@ -42,8 +42,8 @@ from data.tokenizer import (
     read_tokenizer,
     same_tokens,
 )
-from hub.export import which_family, write_tokenizer
-from model import GPT
+from hub.export import plain, which_family, write_tokenizer
+from model import GPT, GPTConfig
 from runs.checkpoint import Manifest
 from runs.load import load_pretrained, load_run
 from tests.helpers import (
@@ -162,6 +162,23 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
 def test_another_shape_names_the_options_in_the_way(shape, says):
     text = refusal(which_family, model_config(replace(TINY, **shape), 65))
     assert all(words in text for words in says)
+
+
+class Halved(eqx.Module):
+    """A layer of a user's own, without arrays."""
+
+    wrapped: eqx.Module
+
+    def __call__(self, x, *rest):
+        return 0.5 * self.wrapped(x, *rest)
+
+
+def test_a_layer_that_other_programs_lack_is_not_left_out():
+    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=9, block_size=8), key=jax.random.key(0))
+    assert plain(model) is model
+    own = eqx.tree_at(lambda m: m.blocks.mlp, model, replace_fn=Halved)
+    with pytest.raises(UserError, match="the model has Halved, a layer of your own"):
+        plain(own)
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
