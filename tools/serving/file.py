@@ -60,6 +60,7 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, chat: Chat, ke
     weights = b"".join(data for _, data, _ in parts.values())
     template, lacks = conversations(chat, tokenizer.names)
     derived = {name: getattr(config, name) for name in ("kv_heads", "head_size", "hidden")}
+    derived |= {"dtype": "float32"}  # in which the page computes
     shown = known | {
         "config": asdict(replace(config, vocab_size=vocab_size)) | derived,
         "vocab_size": vocab_size,

@@ -56,7 +56,8 @@ async def model(served: Here) -> dict:
     return {
         "name": served.name,
         "version": served.worker.version,
-        "config": asdict(config) | {"kv_heads": config.kv_heads, "hidden": config.hidden},
+        "config": asdict(config)
+        | {"kv_heads": config.kv_heads, "hidden": config.hidden, "dtype": served.model.head.dtype.name},
         "vocab_size": served.vocab_size,
         "tokenizer": type(served.tokenizer).__name__,
         "parameters": [

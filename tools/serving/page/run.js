@@ -100,9 +100,9 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
       el("td", {}, dtype), el("td", {}, axes.length ? `divided by ${axes.join(", ")} over ` : "",
         devices.length > 2 ? `${devices.length} devices` : devices.join(", ")));
   });
-  const { n_layer, n_head, kv_heads, n_embd, hidden, mlp, norm, position, block_size, compute } = config;
+  const { n_layer, n_head, kv_heads, n_embd, hidden, mlp, norm, position, block_size, dtype } = config;
   const shown = { parameters: total.toLocaleString("en"), n_layer, n_head, kv_heads, n_embd, hidden, mlp, norm,
-    position, block_size, vocab_size, tokenizer, dtype: compute.dtype };
+    position, block_size, vocab_size, tokenizer, dtype };
   byId("shape").replaceChildren(...figures(Object.entries(shown)));
   byId("arrays").replaceChildren(...rows);
 }
