@@ -70,7 +70,7 @@ CASES = {
     "norms of queries": dict(qk_norm=True),
     "adapters, which are not folded": {},
     "a bias, which is not folded": dict(bias=True),
-    "µP, whose attention is not folded": dict(mup_base_width=8, qk_norm=True),
+    "µP, whose attention is not folded": dict(mup_base_width=8),
 }
 
 
