@@ -96,17 +96,18 @@ def main(argv: list[str]) -> int:
     with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         own = kept_options(options, values)
         check(options, own)
-        reward = load_reward(own.reward)
+        reward = load_reward(values.get("reward"))
         run = open_run(options)
         with stop_signals() as stop_asked:
             state, manifest = starting_state(run, "reward")
             tokenizer = tokenizer_of(manifest.tokenizer, "resume", options.out_dir)
             sampler = Sampler(tokenizer, own.max_new_tokens)
-            if options.eval_only:  # the model that learning would begin with
+            if options.eval_only or options.overwrite:  # an error should not cost the run that is there
                 model = for_inference(merge(state.model), options.dtype)
-                means = examine(model, own, sampler, reward)
-                print(f"iter {int(state.step)}: {describe(means)}")
-                return stop_asked()
+                means = examine(model, own, sampler, reward)  # of the model that learning would begin with
+                if options.eval_only:
+                    print(f"iter {int(state.step)}: {describe(means)}")
+                    return stop_asked()
             return run_loop(run, state, manifest, Rewarded(run, own, sampler, reward), stop_asked)
 
 

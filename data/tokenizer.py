@@ -181,7 +181,7 @@ class TiktokenTokenizer(Tokenizer):
             self._encoding = tiktoken.get_encoding(name)
         self.description = {"type": "tiktoken", "name": name} | uses
         self.vocab_size = self._encoding.n_vocab
-        self.names = {"<|endoftext|>": self._encoding.eot_token}
+        self.names = {"<|endoftext|>": END_OF_TEXT[name]} if name in END_OF_TEXT else {}
 
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         allowed = {"<|endoftext|>"} if special else set()

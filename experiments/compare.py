@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     return min(STATUS[x.verdict] for x in differences.values())
 
 
-COMMIT, CONFIG = "git:.*", r"(?!-).*\.py"
+COMMIT, CONFIG = "git:.*", r"(?!-|git:).*\.py"
 LEFT_OUT = {*KEEPING, "seed"}
 
 

@@ -2,6 +2,7 @@
 
 import runpy
 import signal
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -117,8 +118,13 @@ def score(reward: Reward, question: Question, text: str) -> float:
     what = f"the reward of an answer to {question.text!r}"
     try:
         with patience(PATIENCE):
-            value = float(reward(question, text))
-    except (Exception, SystemExit, OutOfTime) as error:
+            value = reward(question, text)
+        if isinstance(value, str):
+            raise TypeError(f"{value!r} is text")
+        value = float(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # some are no Exception, as pytest's
         raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}: mend --reward") from None
     if not abs(value) <= FLOAT32:
         raise UserError(f"{what} is {value}: it should be a number, of at most {FLOAT32:g}")
@@ -139,13 +145,15 @@ def patience(seconds: float):
     if not hasattr(signal, "SIGALRM"):
         yield
         return
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before, begun = signal.signal(signal.SIGALRM, ring), time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)  # again, where what is called has caught it
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    if time.monotonic() - begun > seconds:
+        ring()
 
 
 def load_reward(text: str | None) -> Reward:
@@ -155,6 +163,8 @@ def load_reward(text: str | None) -> Reward:
     path, _, name = text.rpartition(":")
     try:
         return runpy.run_path(path)[name]
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"--reward={text}: cannot be loaded ({why}): give FILE.py:FUNCTION") from None

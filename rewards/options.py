@@ -1,6 +1,7 @@
 """The options of learning from rewards, which a run keeps in rewards.json."""
 
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,16 +41,24 @@ class Kept(RewardOptions):
 def kept_options(options: Options, values: dict[str, Any]) -> Kept:
     """Return the options of rewards; a resumed run keeps those that it began with. Raises UserError."""
     path = Path(options.out_dir, "rewards.json")
+    values = values | {"reward": placed(values["reward"])} if "reward" in values else values
     if options.init_from not in RESUMING:
         return Kept(**values, start=lasting(options.init_from))
     with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError, TypeError):
         kept = Kept(**check_values(dict(read_json(path)), f"{path}: ", Kept))
+    kept = replace(kept, reward=placed(kept.reward))
     for name, value in values.items():
         if (theirs := getattr(kept, name)) != value:
             raise UserError(f"{name}={value}, but {path} has {theirs}: leave it out, or begin another run")
     if kept.reward != values.get("reward"):  # the folder may be somebody else's
         raise UserError(f"{path}: to run the code of its reward, give --reward={kept.reward}")
     return kept
+
+
+def placed(reward: str | None) -> str | None:
+    """Return a name of a function that means the same from any folder."""
+    path, colon, name = (reward or "").rpartition(":")
+    return os.path.abspath(path) + colon + name if colon else reward
 
 
 def check(options: Options, own: Kept) -> None:

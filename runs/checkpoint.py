@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
-from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, SkipValidation
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, SkipValidation, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from config.command_line import Checkpoint, UserError, spell
@@ -292,14 +292,21 @@ class Checkpoints:
 
     def loss(self, iteration: int) -> float | None:
         """Return a checkpoint's validation loss, if it was measured."""
-        metrics = self.manager.metrics(iteration)
-        return val_loss(metrics) if metrics else None
+        if not (metrics := self.manager.metrics(iteration)):
+            return None
+        try:
+            return TypeAdapter(FiniteFloat).validate_python(val_loss(metrics), strict=True)
+        except (ValueError, TypeError, KeyError):
+            raise Damaged(self.folder / str(iteration), "its loss is no finite number") from None
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
         """Restore a state, saved on whatever mesh, in the shapes and shardings of `state`."""
         weights, none = partition_trainable(state.model)
         restored = self._restore(iteration, model=weights, optimizer=(state.opt_state, state.step))
-        return TrainState(eqx.combine(restored["model"], base or none), *restored["optimizer"])
+        state = TrainState(eqx.combine(restored["model"], base or none), *restored["optimizer"])
+        if int(state.step) != iteration:
+            raise Damaged(self.folder / str(iteration), f"it is of iteration {int(state.step)}")
+        return state
 
     def restore_model(self, iteration: int, model: GPT, base: GPT | None = None) -> GPT:
         weights, none = partition_trainable(model)

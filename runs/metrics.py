@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from config.command_line import UserError
 from config.devices import known_device
-from config.files import GONE, naming, refusing, write_whole, written
+from config.files import GONE, first_line, naming, refusing, write_whole, written
 from config.options import Options
 from model import GPTConfig
 from parallel.machines import peak_memory
@@ -120,7 +121,10 @@ class Metrics:
         with suppress(OSError):  # a full disk has ended the run, which says so
             self.file.close()
             if self.primary:
-                draw(read_records(self.path), self.path.with_name("loss.png"))
+                try:
+                    draw(read_records(self.path), self.path.with_name("loss.png"))
+                except (ValueError, ArithmeticError) as error:  # of numbers too large for an axis
+                    print(f"note: loss.png is not drawn: {first_line(error)}", file=sys.stderr)
 
 
 class Speed:

@@ -25,7 +25,7 @@ from rewards import answers, policy
 from rewards.evaluation import keep_lines
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
-from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, named_arrays, refusal
+from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, contents, named_arrays, refusal
 
 SHAPE = dict(n_layer=1, n_head=2, n_embd=32, block_size=96, position="rope", unroll=1)
 SHAPE |= dict(document_mask=True, dtype="float32")
@@ -249,6 +249,28 @@ def test_a_damaged_rewards_json_is_one_line(change, says, base, learned, tmp_pat
     assert says in refusal(rl.main, again)
 
 
+def test_a_reward_is_the_same_file_from_any_folder(base, tmp_path, monkeypatch):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text("def check(question, text):\n    return len(text) / 9\n")
+    monkeypatch.chdir(tmp_path / "here")
+    learn(base, tmp_path / "out", reward="mine.py:check", max_iters=1)
+    again = words(out_dir=tmp_path / "out", init_from="resume", reward="mine.py:check", max_iters=2)
+    rl.main(again)
+    monkeypatch.chdir(tmp_path / "there")
+    assert f"has {tmp_path}/here/mine.py:check: leave it out, or begin" in refusal(rl.main, again)
+
+
+@pytest.mark.parametrize("wrong", [dict(max_new_tokens=120), dict(reward="NAN")])
+def test_an_overwritten_run_stays_if_the_new_one_cannot_begin(wrong, base, learned, tmp_path):
+    out = shutil.copytree(learned, tmp_path / "out")
+    (tmp_path / "nan.py").write_text("check = lambda *_: float('nan')\n")
+    wrong = {name: f"{tmp_path}/nan.py:check" if value == "NAN" else value for name, value in wrong.items()}
+    before = contents(out)
+    refusal(learn, base, out, overwrite=True, **wrong)
+    assert contents(out) == before
+
+
 def test_a_folder_runs_no_code_that_the_command_line_does_not_name(base, learned, tmp_path):
     out = shutil.copytree(learned, tmp_path / "out")
     saved = json.loads((out / "rewards.json").read_text())
@@ -376,7 +398,10 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
     [
         ("raise KeyError('x')", "the reward of an answer to 'How much is "),
         ("return float('nan')", " is nan: it should be a number"),
-        ("return 'good'", "ValueError: could not convert string to float: 'good'"),
+        ("return 'good'", "TypeError: 'good' is text"),
+        ("return '0.5'", "TypeError: '0.5' is text"),
+        ("raise GeneratorExit", ": GeneratorExit: "),
+        ("import time\n    try: time.sleep(9)\n    except: return 1", "OutOfTime: it took over 0.2 seconds"),
         ("return 1e308", " is 1e+308: it should be a number, of at most 3.4e+38"),
         ("raise SystemExit(0)", ": SystemExit: 0: mend --reward"),
         (

@@ -192,6 +192,21 @@ DAMAGES = {
 }
 
 
+@pytest.mark.parametrize("content", ['{"val_loss": "x"}', '{"val_loss": NaN}', "[1]", '{"loss": 1}'])
+def test_a_loss_that_is_no_number_is_one_line(copied, tmp_path, content):
+    checkpoints = tmp_path / "checkpoints"
+    (checkpoints / "2" / "metrics").mkdir(exist_ok=True)
+    (checkpoints / "2" / "metrics" / "metrics").write_text(content)
+    with pytest.raises(Damaged, match="2: the checkpoint is damaged .its loss is no finite number"):
+        Checkpoints(str(tmp_path)).loss(2)
+
+
+def test_a_checkpoint_in_the_folder_of_another_iteration_is_damaged(copied, tmp_path, tiny):
+    (tmp_path / "checkpoints" / "2").rename(tmp_path / "checkpoints" / "200")
+    with pytest.raises(Damaged, match="200: the checkpoint is damaged .it is of iteration 2"):
+        Checkpoints(str(tmp_path)).restore(200, tiny[0])
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(copied, tmp_path, tiny, damage):
     DAMAGES[damage](tmp_path / "checkpoints" / "2")

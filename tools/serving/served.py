@@ -190,9 +190,12 @@ def follow(served: Served, options: ServeOptions) -> None:
             files = {path: path.stat().st_ctime_ns for path in newest.rglob("*")}
             if files == failed:
                 continue
-            model, _, iteration = load_run(options.out_dir)
-            if model.config != served.model.config:
-                raise UserError("the run has another shape now: start serve.py anew to follow it")
+            model, manifest, iteration = load_run(options.out_dir)
+            same = same_tokens(manifest.tokenizer, served.tokenizer.description)
+            if model.config != served.model.config or not same:
+                raise UserError(
+                    "the run has another shape or tokenizer now: start serve.py anew to follow it"
+                )
         except Exception as error:  # training deletes one, or has not completed it; or there is no room
             failed = files
             say_once(f"note: {error}")
