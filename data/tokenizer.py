@@ -68,8 +68,8 @@ class Tokenizer(ABC):
         the tokens that a pretrained tokenizer puts around a text, such as Llama's <s>; "before", for a text
         to go on with, leaves out those after it.
         """
-        text = without_surrogates(text)
         with refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception):
+            text.encode()  # raises for half a character, which the libraries would change
             return np.asarray(self.ids_of(text, special, add_special_tokens), np.int32)
 
     def encode_with_spans(
@@ -79,7 +79,7 @@ class Tokenizer(ABC):
 
         Raises UserError as `encode`.
         """
-        reader, part = self.reader_at(text, begin), without_surrogates(text[begin:end])
+        reader, part = self.reader_at(text, begin), text[begin:end]
         ids = reader.encode(part, special)
         return ids, begin + np.asarray(reader.spans_of(part, ids, special), np.int32).reshape(-1, 2)
 
@@ -134,11 +134,6 @@ class Tokenizer(ABC):
             return decoder.decode(raw, final)
 
         return feed
-
-
-def without_surrogates(text: str) -> str:
-    """Return the text with "?" for each lone surrogate, which the libraries cannot encode."""
-    return text.encode("utf-8", "replace").decode()
 
 
 class CharTokenizer(Tokenizer):
