@@ -243,7 +243,7 @@ class JsonTokenizer(Tokenizer):
 
     @functools.cached_property
     def _space(self) -> str:
-        """What it puts before a text and leaves there in decoding, as RoBERTa's does."""
+        """Return the space that stays before a text when it is decoded, as with RoBERTa's tokenizer."""
         ids = self._tokenizer.encode("a", add_special_tokens=False).ids
         return " " if self._tokenizer.decode(ids, skip_special_tokens=False) == " a" else ""
 

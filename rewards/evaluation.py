@@ -1,4 +1,4 @@
-"""What an evaluation of rewards says: mean rewards of held-out questions, and answers to look at."""
+"""Evaluate a model by rewards: mean rewards of held-out questions, and answers to look at."""
 
 from contextlib import suppress
 from itertools import islice

@@ -32,7 +32,7 @@ class RewardOptions:
 
 @dataclass(frozen=True)
 class Kept(RewardOptions):
-    """What rewards.json says."""
+    """Holds the options that rewards.json keeps."""
 
     start: Name = "scratch"  # the weights that learning began with
     fingerprint: str = ""  # of these; older runs have none

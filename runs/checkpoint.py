@@ -44,7 +44,7 @@ FORMAT = 6  # 5 has best_val_loss, 4 no score, and 3 no sha256
 
 
 class Score(NamedTuple):
-    """What an evaluation measures. Checkpoints keep it as a loss, of which the least is the best."""
+    """Names what an evaluation measures. Checkpoints keep it as a loss, of which the least is the best."""
 
     name: Literal["loss", "reward"]  # val/loss and val/reward in metrics.jsonl
     sentence: str  # with its unit

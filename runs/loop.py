@@ -24,7 +24,7 @@ Means = dict[str, float]  # of an evaluation, as metrics.jsonl names them
 
 
 class Objective(Protocol):
-    """What a run learns, and from what. Subclasses have `batch`, `step` and `evaluate`."""
+    """Says what a run learns, and from what. Subclasses have `batch`, `step` and `evaluate`."""
 
     score: Score
     unused: frozenset[str] = frozenset()  # the options of train.py that it has no use for

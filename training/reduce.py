@@ -1,4 +1,4 @@
-"""What a step adapts to its devices: when they add their gradients up, and how XLA compiles for them."""
+"""Adapt a step to its devices: when they add their gradients up, and how XLA compiles for them."""
 
 import math
 import os
