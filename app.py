@@ -21,7 +21,8 @@ from typing import Any
 import click
 import modal
 
-from config.command_line import UserError, command, given
+from common.command_line import given
+from common.errors import UserError, command
 from config.options import Options
 from tools.cloud import VOLUME, places, rent
 from tools.cloud.jobs import (

@@ -18,7 +18,7 @@ Variants take turns, a block of about half a second each, so that other programs
 block is timed as one, because train.py does not wait for the device after every step either.
 """
 
-from config.command_line import Count, Name, UserError, command, take_options  # isort: split
+from common.errors import UserError, command  # isort: split
 
 import importlib.util
 import json
@@ -38,8 +38,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from config.devices import count_cpus, known_device
-from config.files import check_writable, naming
+from common.command_line import Count, Name, take_options
+from common.devices import count_cpus, known_device
+from common.files import check_writable, naming
 from config.options import Options, parse_options
 from data.dataset import load_meta, prepare_if_missing
 from model import GPTConfig

@@ -14,7 +14,7 @@ With --tasks each model answers the same questions, greedily and sampled at temp
 answers has Wilson's 95% interval.
 """
 
-from config.command_line import command  # isort: split
+from common.errors import command  # isort: split
 
 import json
 import math
@@ -32,8 +32,9 @@ from jaxtyping import Array, Float, Int
 from scipy.stats import binomtest
 from tqdm import tqdm
 
-from config.command_line import Address, Count, Name, NonNegativeInt, UserError, given, refuse_unused
-from config.files import check_writable, write_whole
+from common.command_line import Address, Count, Name, NonNegativeInt, given, refuse_unused
+from common.errors import UserError
+from common.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
 from data.tasks import Question, named_tasks, questions
@@ -42,7 +43,7 @@ from generation.decode import GREEDY, PLAIN
 from model import GPT
 from parallel.machines import on_devices, on_process_0
 from parallel.mesh import batch_shape, check_fit, distribute
-from rewards.answers import Sampler, draw
+from rewards.answers import Sampler, draw, is_right
 from runs.checkpoint import latest_manifest
 from runs.load import is_run, load_model, tokenizer_of
 
@@ -201,7 +202,7 @@ def shares(model: GPT, asked: list[Question], sampler: Sampler) -> dict[str, lis
     """Return the share of right answers, and its 95% interval's ends."""
     found = {}
     for how, settings in (("greedy", GREEDY), ("sampled", PLAIN)):
-        right = draw(model, asked, jax.random.key(0), sampler, Question.check, settings).rewards
+        right = draw(model, asked, jax.random.key(0), sampler, is_right, settings).rewards
         interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
         found[how] = [right.mean(), interval.low, interval.high]
     return found

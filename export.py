@@ -9,7 +9,7 @@ Without --format=peft, adapters are merged. PEFT puts them beside the model that
 is another run of ours, export it too.
 """
 
-from config.command_line import Checkpoint, Name, UserError, command, given  # isort: split
+from common.errors import UserError, command  # isort: split
 
 import shlex
 import sys
@@ -21,7 +21,8 @@ from typing import ClassVar, Literal
 import jax
 import numpy as np
 
-from config.files import refusing, write_whole
+from common.command_line import Checkpoint, Name, given
+from common.files import refusing, write_whole
 from data.dataset import Batches, Dataset
 from data.tokenizer import document_start
 from hub.export import (

@@ -26,13 +26,14 @@ A step that does not fit is planned again with another mesh, smaller microbatche
 does. The compilers are a download of their own: pip install -r requirements-plan.txt
 """
 
-from config.command_line import Name, Positive, UserError, command, take_options  # isort: split
+from common.errors import UserError, command  # isort: split
 
 import math
 from dataclasses import dataclass, replace
 
 import jax
 
+from common.command_line import Name, Positive, take_options
 from config.options import Options, parse_options
 from data.dataset import Meta, load_meta
 from model import leaf_name

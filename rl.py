@@ -17,14 +17,14 @@ all tokens. The gradient is REINFORCE's, with the mean reward of the group as it
     --tested=50             questions of each task at an evaluation, answered greedily
 """
 
-from config.command_line import command  # isort: split
+from common.errors import command  # isort: split
 
 import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from config.command_line import refuse_unused, take_options
+from common.command_line import refuse_unused, take_options
 from config.options import Options, parse_options
 from parallel.machines import on_devices
 from rewards.answers import Reward, Sampler, load_reward

@@ -7,22 +7,7 @@
 The samples are drawn as one batch, and the first is printed as it is drawn.
 """
 
-from config.command_line import (  # isort: split
-    Biases,
-    Count,
-    Fraction,
-    NonNegative,
-    Penalty,
-    Repetition,
-    Seed,
-    TokenIds,
-    TopK,
-    TopP,
-    UserError,
-    command,
-    given,
-    spell,
-)
+from common.errors import UserError, command  # isort: split
 
 import sys
 from collections.abc import Iterator
@@ -38,7 +23,21 @@ import numpy as np
 import optax
 from jaxtyping import Int
 
-from config.files import decode_text, refusing
+from common.command_line import (
+    Biases,
+    Count,
+    Fraction,
+    NonNegative,
+    Penalty,
+    Repetition,
+    Seed,
+    TokenIds,
+    TopK,
+    TopP,
+    given,
+    spell,
+)
+from common.files import decode_text, refusing
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer
 from generation.decode import Settings, generate

@@ -9,7 +9,8 @@ import signal
 import socket
 import threading
 
-from config.command_line import UserError, command, given
+from common.command_line import given
+from common.errors import UserError, command
 from tools.serving.server import LOOPBACK, ServeOptions, Server
 
 

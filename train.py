@@ -11,7 +11,7 @@ again; 0 means that max_iters is reached. On CPUs of one kind a resumed run's we
 of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
 """
 
-from config.command_line import command  # isort: split
+from common.errors import command  # isort: split
 
 from contextlib import nullcontext
 from shlex import quote

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-from config.command_line import (
+from common.command_line import (
     Address,
     Checkpoint,
     Count,
@@ -18,10 +18,10 @@ from config.command_line import (
     NonNegativeInt,
     Positive,
     Seed,
-    UserError,
     check_values,
     given,
 )
+from common.errors import UserError
 
 
 @dataclass(frozen=True)

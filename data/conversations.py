@@ -21,8 +21,9 @@ from jaxtyping import Bool, Int32
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from config.command_line import UserError, first_problem
-from config.files import refusing
+from common.command_line import first_problem
+from common.errors import UserError
+from common.files import refusing
 from data.documents import in_validation
 from data.sources import Files
 from data.tokenizer import Tokenizer, document_start, end_tokens, from_json

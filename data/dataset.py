@@ -22,8 +22,8 @@ from jaxtyping import Int32, Int64, UInt
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import AfterValidator, Field
 
-from config.command_line import UserError
-from config.files import cache_folder, refusing
+from common.errors import UserError
+from common.files import cache_folder, refusing
 from data.tokenizer import END_OF_TEXT, check_description
 
 DATA = Path(__file__).resolve().parent

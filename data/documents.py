@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from config.command_line import UserError
-from config.devices import count_cpus
-from config.files import naming, put_in_place, read_json, refusing, write_whole
+from common.devices import count_cpus
+from common.errors import UserError
+from common.files import naming, put_in_place, read_json, refusing, write_whole
 from data.dataset import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import Tokenizer, end_of_text, from_json

@@ -16,8 +16,9 @@ from pydantic import Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.command_line import Count, Name, UserError, command, given
-from config.files import decode_text
+from common.command_line import Count, Name, given
+from common.errors import UserError, command
+from common.files import decode_text
 from data.conversations import Renderer, write_conversations
 from data.documents import write_documents
 from data.sources import Files, Hub

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config.command_line import UserError
-from config.files import decode_text, from_utf8, refusing
+from common.errors import UserError
+from common.files import decode_text, from_utf8, refusing
 
 BATCH = 2**20  # bytes of documents in a batch, about, which take a third of a second to tokenize
 ROWS = 256  # rows of Parquet in a batch

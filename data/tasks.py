@@ -20,8 +20,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.command_line import Count, Fraction, Name, Seed, UserError, command, given
-from config.files import write_whole
+from common.command_line import Count, Fraction, Name, Seed, given
+from common.errors import UserError, command
+from common.files import write_whole
 from data.documents import in_validation
 
 Split = Literal["train", "val", "test"]  # val chooses among a run's checkpoints, and test reports
@@ -45,14 +46,6 @@ class Question:
     @property
     def conversation(self) -> list[dict[str, str]]:
         return [{"role": "user", "content": self.text}, {"role": "assistant", "content": self.answer}]
-
-    def check(self, given: str) -> float:
-        """Return 1 for the right answer, and 0 for another. Case, spaces and a full stop do not count."""
-        return float(plain(given) == plain(self.answer))
-
-
-def plain(text: str) -> str:
-    return " ".join(text.lower().split()).removesuffix(".")
 
 
 def task(draw: Draw) -> Draw:

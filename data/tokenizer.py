@@ -22,8 +22,8 @@ from jaxtyping import Int32
 from numpy.typing import ArrayLike
 from pydantic.dataclasses import dataclass
 
-from config.command_line import NonNegativeInt, matching, spell
-from config.files import read_json, refusing
+from common.command_line import NonNegativeInt, matching, spell
+from common.files import read_json, refusing
 
 # The id of "<|endoftext|>". tiktoken knows it only after it has downloaded an encoding.
 END_OF_TEXT = {"gpt2": 50256, "cl100k_base": 100257, "o200k_base": 199999}

@@ -18,8 +18,9 @@ from pydantic import Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.command_line import Count, Name, UserError, command, given
-from config.files import refusing
+from common.command_line import Count, Name, given
+from common.errors import UserError, command
+from common.files import refusing
 from data.sources import Files, extract_text
 from data.tokenizer import END_NAMES, TiktokenTokenizer, Tokenizer
 from data.writer import load_tokenizer

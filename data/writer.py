@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Bool
 from numpy.typing import ArrayLike
 
-from config.command_line import UserError
-from config.files import refusing, write_whole, written
+from common.errors import UserError
+from common.files import refusing, write_whole, written
 from data.dataset import FORMAT, SPLITS
 from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json, read_tokenizer
 

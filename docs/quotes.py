@@ -33,7 +33,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-from config.command_line import UserError
+from common.errors import UserError
 from docs.pages import FENCE, ROOT, pages
 from tools.benchmarks.report import read_report
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Literal
 
-from config.command_line import Count, command, given
+from common.command_line import Count, given
+from common.errors import command
 from parallel.pipeline.schedule import Schedule, Task
 
 BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradients of each product

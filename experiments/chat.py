@@ -23,8 +23,9 @@ from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 
-from config.command_line import Count, Name, Seed, UserError, command, given, matching
-from config.files import kept, read_json, refusing, write_whole
+from common.command_line import Count, Name, Seed, given, matching
+from common.errors import UserError, command
+from common.files import kept, read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
 from experiments.record import machine
 from experiments.snapshot import ROOT

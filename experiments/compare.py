@@ -27,8 +27,9 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from config.command_line import Count, Name, Positive, UserError, command, show_help, take_options
-from config.files import kept, refusing, write_whole
+from common.command_line import Count, Name, Positive, show_help, take_options
+from common.errors import UserError, command
+from common.files import kept, refusing, write_whole
 from config.options import RESUMING, Options
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import document_bytes

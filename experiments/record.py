@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from config.command_line import UserError
-from config.files import read_json, refusing, write_whole
+from common.errors import UserError
+from common.files import read_json, refusing, write_whole
 from config.options import Options
 from data.dataset import dataset_dir
 from experiments.snapshot import ROOT, Snapshot, digest

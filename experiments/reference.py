@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from config.command_line import UserError, command
-from config.files import read_json, refusing
+from common.errors import UserError, command
+from common.files import read_json, refusing
 from config.options import NOT_RESUMED, RESUMING, Options
 from experiments.record import RESULTS, Record, data_mark
 from experiments.report import save_svg

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from config.files import write_whole
+from common.files import write_whole
 from config.options import Options
 from experiments.record import Experiment, Record
 from experiments.statistics import ALPHA, CHANCE, MOST, Difference, difference, seeds_to_show, smallest_gain

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from config.command_line import UserError
-from config.devices import count_cpus
-from config.files import kept, read_json, refusing, write_whole
+from common.devices import count_cpus
+from common.errors import UserError
+from common.files import kept, read_json, refusing, write_whole
 from config.options import Options
 from experiments.record import TOKENS, Experiment, Variant, check_run, data_mark, machine
 from experiments.snapshot import environment

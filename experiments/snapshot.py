@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from config.command_line import UserError
-from config.files import refusing, write_whole
+from common.errors import UserError
+from common.files import refusing, write_whole
 from data.dataset import dataset_dir
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,8 +18,8 @@ from einops import rearrange
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from config.command_line import UserError
-from config.files import read_json, refusing
+from common.errors import UserError
+from common.files import read_json, refusing
 from config.options import Options
 from data.tokenizer import end_of_text, end_tokens, from_json
 from hub.weights import FAMILIES, GPT2, LLAMA3, Family, Tensor

@@ -14,8 +14,9 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from config.command_line import Name, UserError, check_values, command, take_options
-from config.files import refusing
+from common.command_line import Name, check_values, take_options
+from common.errors import UserError, command
+from common.files import refusing
 from data.dataset import Dataset
 from hub.export import new_folder, which_family, write_model, write_tensors, write_tokenizer
 from hub.weights import Pretrained

@@ -27,8 +27,9 @@ from einops import EinopsError, rearrange
 from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 
-from config.command_line import UserError, check_values, spell
-from config.files import read_json, refusing
+from common.command_line import check_values, spell
+from common.errors import UserError
+from common.files import read_json, refusing
 from config.options import Options
 from data.tokenizer import TOKENIZER_FILES, read_tokenizer
 from model import GPT, GPTConfig, leaf_name

@@ -25,9 +25,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from config.command_line import UserError, in_one_line
-from config.devices import cpu_flags
-from config.files import cache_folder, first_line, write_whole
+from common.devices import cpu_flags
+from common.errors import UserError, in_one_line
+from common.files import cache_folder, first_line, write_whole
 from parallel.mesh import make_mesh
 
 HEARTBEAT = 20  # seconds until JAX gives up on a silent process, and ends the others

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from config.command_line import FLOAT32, UserError
-from config.files import first_line
+from common.command_line import FLOAT32
+from common.errors import UserError
+from common.files import first_line
 from data.conversations import Renderer
 from data.tasks import Question
 from data.tokenizer import Tokenizer, end_tokens
@@ -113,6 +114,15 @@ def draw(
     return Draws(asked, answers, np.array(rewards))
 
 
+def is_right(question: Question, answer: str) -> float:
+    """Return 1 for the right answer, and 0 for another. Case, spaces and a full stop do not count."""
+
+    def plain(text: str) -> str:
+        return " ".join(text.lower().split()).removesuffix(".")
+
+    return float(plain(answer) == plain(question.answer))
+
+
 def score(reward: Reward, question: Question, text: str) -> float:
     """Return the reward of an answer. Raises UserError for one that fails, hangs or is no number."""
     what = f"the reward of an answer to {question.text!r}"
@@ -159,7 +169,7 @@ def patience(seconds: float):
 def load_reward(text: str | None) -> Reward:
     """Load the function that `--reward=FILE.py:NAME` names, from the user's own code. Raises UserError."""
     if text is None:
-        return Question.check
+        return is_right
     path, _, name = text.rpartition(":")
     try:
         return runpy.run_path(path)[name]

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from pydantic_core import from_json
 
-from config.files import write_whole
+from common.files import write_whole
 from data.tasks import named_tasks, questions
 from generation.decode import GREEDY
 from model import GPT

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import jax
 from pydantic import Field
 
-from config.command_line import Count, Name, NonNegative, UserError, check_values
-from config.files import read_json, refusing, write_whole
+from common.command_line import Count, Name, NonNegative, check_values
+from common.errors import UserError
+from common.files import read_json, refusing, write_whole
 from config.options import RESUMING, Options
 from data.tasks import named_tasks
 from model import GPT

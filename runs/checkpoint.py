@@ -28,8 +28,9 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, SkipValidation, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from config.command_line import Checkpoint, UserError, spell
-from config.files import GONE, first_line, read_json, refusing, write_whole
+from common.command_line import Checkpoint, spell
+from common.errors import UserError
+from common.files import GONE, first_line, read_json, refusing, write_whole
 from config.options import FIXED, Options
 from data.dataset import Split, dataset_dir
 from data.tokenizer import check_description, same_tokens

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import jax
 
-from config.command_line import Checkpoint, UserError
+from common.command_line import Checkpoint
+from common.errors import UserError
 from config.options import ModelOptions, Options
 from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained

@@ -15,9 +15,9 @@ import equinox as eqx
 import jax
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
-from config.command_line import UserError
-from config.devices import known_device
-from config.files import GONE, first_line, naming, refusing, write_whole, written
+from common.devices import known_device
+from common.errors import UserError
+from common.files import GONE, first_line, naming, refusing, write_whole, written
 from config.options import Options
 from model import GPTConfig
 from parallel.machines import peak_memory

@@ -14,8 +14,8 @@ import jax
 from filelock import FileLock, Timeout
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-from config.command_line import UserError
-from config.files import check_writable
+from common.errors import UserError
+from common.files import check_writable
 from parallel.machines import on_process_0
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # the file system of a bucket may answer so

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import jax
 
-from config.command_line import UserError
+from common.errors import UserError
 from config.options import RESUMING, SHAPE, Options
 from data.dataset import Dataset, Meta, prepare_if_missing
 from data.tokenizer import document_start, same_tokens

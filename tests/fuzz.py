@@ -23,7 +23,8 @@ import evaluate
 import export
 import sample
 import train
-from config.command_line import Count, NonNegativeInt, command, option_types, take_options
+from common.command_line import Count, NonNegativeInt, option_types, take_options
+from common.errors import command
 from config.options import Options
 from runs.checkpoint import Manifest
 from tests.damage import DEEP, damaged

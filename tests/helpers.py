@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from config.command_line import command
+from common.errors import command
 from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset

@@ -19,7 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from config.command_line import Count, NonNegativeInt, UserError, command, take_options
+from common.command_line import Count, NonNegativeInt, take_options
+from common.errors import UserError, command
 from tests.helpers import ROOT
 
 LIMIT = 900  # seconds for the tests of a mutant; one that takes longer hangs

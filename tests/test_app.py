@@ -12,7 +12,7 @@ import pytest
 from modal.cli.import_refs import infer_runnable, list_cli_commands
 
 import app
-from config.command_line import given, option_types
+from common.command_line import given, option_types
 from config.options import Options
 from tests.helpers import (
     DEADLINE,

@@ -30,7 +30,7 @@ from transformers import (
 import export
 import sample
 import train
-from config.command_line import UserError, command
+from common.errors import UserError, command
 from config.options import Options
 from data.tokenizer import (
     CharTokenizer,

@@ -24,7 +24,7 @@ import pytest
 import evaluate
 import sample
 import train
-from config.command_line import command
+from common.errors import command
 from data import dataset
 from data.dataset import Dataset
 from data.tokenizer import CharTokenizer, from_json

@@ -21,7 +21,8 @@ from pathlib import Path
 import equinox as eqx
 import numpy as np
 
-from config.command_line import Count, NonNegativeInt, Positive, UserError, command, take_options
+from common.command_line import Count, NonNegativeInt, Positive, take_options
+from common.errors import UserError, command
 from runs.checkpoint import Checkpoints, Damaged
 from tests.helpers import OLD_LOOPS, ROOT, losses, named_arrays, saved_state, write_tiny_data
 from training.state import create_state, model_config

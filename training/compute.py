@@ -4,8 +4,8 @@ import os
 import re
 from dataclasses import replace
 
-from config.command_line import UserError
-from config.devices import cpu_flags
+from common.devices import cpu_flags
+from common.errors import UserError
 from config.options import Options
 from fast import TOKENS, How, faster, rounded  # no other file of the core names it
 from model import GPT, GPTConfig

@@ -17,7 +17,8 @@ from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.command_line import UserError, command, given
+from common.command_line import given
+from common.errors import UserError, command
 from data.dataset import dataset_dir
 from data.tokenizer import CharTokenizer
 from data.writer import write_text

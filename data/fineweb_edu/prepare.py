@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.command_line import command
+from common.errors import command
 from data.prepare import prepare
 from data.sources import Hub
 

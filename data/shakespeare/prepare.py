@@ -13,7 +13,8 @@ from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.command_line import Name, command, given
+from common.command_line import Name, given
+from common.errors import command
 from data.shakespeare_char.prepare import URL, TextOptions, read_text
 from data.writer import load_tokenizer, write_text
 

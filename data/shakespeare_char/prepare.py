@@ -16,8 +16,9 @@ from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.command_line import Name, UserError, command, given
-from config.files import decode_text
+from common.command_line import Name, given
+from common.errors import UserError, command
+from common.files import decode_text
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 

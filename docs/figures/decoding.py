@@ -3,7 +3,7 @@
     python -m docs.figures.decoding
 
 All of it is computed: scores are counted, and tokens per second follow from FLOPs, bytes and
-config/devices.csv.
+common/devices.csv.
 """
 
 import numpy as np

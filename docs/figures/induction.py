@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from matplotlib.axes import Axes
 
-from config.command_line import command
+from common.errors import command
 from config.options import Options
 from docs.figures import BLUE, GREY, ORANGE, save
 from model import GPT, GPTConfig

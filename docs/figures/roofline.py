@@ -2,7 +2,7 @@
 
 python -m docs.figures.roofline
 
-Both axes are counted: FLOPs and bytes by shapes, peaks from config/devices.csv. Nothing was measured.
+Both axes are counted: FLOPs and bytes by shapes, peaks from common/devices.csv. Nothing was measured.
 """
 
 import jax

@@ -9,7 +9,7 @@ missing there.
 import matplotlib
 import numpy as np
 
-from config.command_line import UserError
+from common.errors import UserError
 from docs.figures import ORANGE, save
 from experiments.record import RESULTS, Record
 

@@ -7,7 +7,7 @@
 served.json is what the page knows of the model, tokenizer included; weights.bin are its arrays, most in int8.
 """
 
-from config.command_line import Name, command, given  # isort: split
+from common.errors import command  # isort: split
 
 import base64
 import json
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from config.files import write_whole
+from common.command_line import Name, given
+from common.files import write_whole
 from docs.pages import DOCS, ROOT
 from tools.serving.file import assembled
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from config.command_line import UserError
+from common.errors import UserError
 
 
 class Task(NamedTuple):

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import pytest
 
-from config.command_line import given
+from common.command_line import given
 from config.options import Options, parse_options
 from model import GPT
 from training.state import model_config

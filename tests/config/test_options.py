@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from config.command_line import Count, take_options
+from common.command_line import Count, take_options
 from config.options import FIXED, Options, parse_options
 from experiments.reference import FREE, read_options
 from runs.checkpoint import Manifest, saved_options
@@ -468,7 +468,7 @@ def test_help_lists_every_option_with_its_default_and_meaning():
 @pytest.mark.parametrize("encoding, text", [("ascii", "n\u00e9"), ("utf-8:strict", "n\udcff")])
 def test_text_that_a_terminal_cannot_show_is_written_all_the_same(encoding, text):
     """As a token may be: a byte that is not UTF-8 becomes half a character."""
-    program = f"from config.command_line import command; command(lambda argv: print({ascii(text)}))"
+    program = f"from common.errors import command; command(lambda argv: print({ascii(text)}))"
     assert run_python("-c", program, PYTHONIOENCODING=encoding).stdout == "n?\n"
 
 
@@ -476,7 +476,7 @@ def test_ctrl_c_ends_a_command_quietly_with_status_130():
     """A thread that works on does not hold it up, and what was written is not lost."""
     done = run_python(
         "-c",
-        "import sys, threading, time; from config.command_line import command\n"
+        "import sys, threading, time; from common.errors import command\n"
         "def interrupted(argv):\n"
         "  threading.Thread(target=time.sleep, args=(3600,)).start()\n"
         "  sys.stdout.write('text')\n"

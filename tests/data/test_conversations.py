@@ -12,7 +12,7 @@ import tokenizers
 import transformers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-from config.command_line import UserError
+from common.errors import UserError
 from data.conversations import Renderer, encode_chat, pack
 from data.dataset import Batches, Dataset, load_meta
 from data.prepare import prepare

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from config.command_line import UserError
+from common.errors import UserError
 from data import documents, sources
 from data.dataset import Batches, Dataset, load_meta
 from data.documents import begin_tokenizing, write_documents

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from config.command_line import UserError
+from common.errors import UserError
 from data.prepare import prepare
 from data.tokenizer import from_json
 from data.writer import load_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
-from config.command_line import UserError
+from common.errors import UserError
 from data.dataset import load_meta
 from data.prepare import prepare
 from data.tokenizer import document_start, end_of_text, end_tokens, from_json, read_tokenizer, same_tokens

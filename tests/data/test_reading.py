@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from config.command_line import UserError
+from common.errors import UserError
 from data import dataset as dataset_module
 from data.dataset import NANOGPT, Batches, Dataset, Meta, dataset_dir, load_meta, prepare_if_missing
 from data.tokenizer import CharTokenizer

@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from config.command_line import UserError
+from common.errors import UserError
 from data import sources
 from data.sources import Files, Hub, extract_text
 from tests.helpers import ROOT, error_line, refusal, run_python

@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 
 from data.tasks import TASKS, Question, main, mixed, questions
+from rewards.answers import is_right
 from tests.helpers import ROOT, refusal
 
 SPLITS = {"train": 1000, "val": 200, "test": 200}  # questions; for one that is tested, twenty are made
@@ -72,8 +73,8 @@ def test_answers_are_right_and_asked_in_several_ways(task, split):
     drawn = draw(task, split)
     for question in drawn:
         assert question.answer == answer_to(question), question
-        assert question.check(question.answer) == question.check(f" {question.answer.upper()}. ") == 1
-        assert question.check(question.answer + "0") == question.check("") == 0
+        assert is_right(question, question.answer) == is_right(question, f" {question.answer.upper()}. ") == 1
+        assert is_right(question, question.answer + "0") == is_right(question, "") == 0
     beginnings = {question.text[-8:] if task == "table" else question.text[:8] for question in drawn}
     assert len(beginnings) >= 3
 

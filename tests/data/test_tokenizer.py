@@ -7,7 +7,7 @@ import pytest
 import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from config.command_line import UserError
+from common.errors import UserError
 from data.tokenizer import (
     END_OF_TEXT,
     CharTokenizer,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config.command_line import UserError
+from common.errors import UserError
 from data.documents import append, publish, temporary_path
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from bench import BenchOptions
-from config.command_line import take_options
+from common.command_line import take_options
 from config.options import parse_options
 from data.dataset import prepare_if_missing
 from docs.as_notebook import KEPT, NOTEBOOKS, cells, notebook

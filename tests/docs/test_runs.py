@@ -15,7 +15,8 @@ import pytest
 
 import app
 from bench import BenchOptions
-from config.command_line import UserError, given, take_options
+from common.command_line import given, take_options
+from common.errors import UserError
 from config.options import Options
 from data.dataset import prepare_if_missing
 from data.prepare import PrepareOptions

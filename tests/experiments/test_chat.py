@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from config.command_line import given, take_options
+from common.command_line import given, take_options
 from config.options import Options, parse_options
 from data.prepare import PrepareOptions
 from data.tasks import TaskOptions

@@ -13,7 +13,7 @@ from scipy import stats
 
 import evaluate
 import train
-from config.files import read_json, write_whole
+from common.files import read_json, write_whole
 from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer, write_text
 from experiments import compare, reference, snapshot

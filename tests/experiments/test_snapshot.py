@@ -73,10 +73,10 @@ def test_a_commit_is_taken_as_it_is_and_one_that_is_none_is_refused(idea, tmp_pa
 
 def test_a_copy_that_was_edited_is_replaced(clone, tmp_path):
     code = take("", tmp_path / "code")
-    for name in ("model.py", "numpy.py", "config/devices.csv"):
+    for name in ("model.py", "numpy.py", "common/devices.csv"):
         (code.folder / name).write_text("edited\n")
     assert take("", tmp_path / "code") == code and not (code.folder / "numpy.py").exists()
-    for name in ("model.py", "config/devices.csv"):
+    for name in ("model.py", "common/devices.csv"):
         assert (code.folder / name).read_bytes() == (clone / name).read_bytes()
     (clone / "outside.py").symlink_to("/etc/passwd")
     assert "the code to compare cannot be copied ('outside.py' " in refusal(take, "", tmp_path / "code")

@@ -392,7 +392,7 @@ def test_a_name_that_is_neither_a_folder_nor_of_the_hub(name):
 LOCATE = """
 import sys
 from contextlib import suppress
-from config.command_line import command
+from common.errors import command
 from hub.weights import locate
 
 for name in sys.argv[1:]:

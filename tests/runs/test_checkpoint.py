@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from config.command_line import UserError
+from common.errors import UserError
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import (

@@ -16,7 +16,7 @@ from hashlib import sha256
 import jax
 import numpy as np
 
-from config.command_line import command
+from common.errors import command
 from config.options import Options, parse_options
 from parallel.machines import choose_device
 from parallel.mesh import make_mesh

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from config.command_line import UserError
+from common.errors import UserError
 from config.options import Options
 from generation.decode import GREEDY, generate
 from model import GPT, GPTConfig

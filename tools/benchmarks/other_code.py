@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from config.command_line import UserError
+from common.errors import UserError
 
 
 class OtherCode:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.profiler import ProfileData
 
-from config.files import write_whole
+from common.files import write_whole
 from tools.benchmarks.variants import JaxStep, TrainLoop
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program

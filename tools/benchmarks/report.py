@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 import jax
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
-from config.command_line import Count, Positive, UserError, first_problem, matching
-from config.files import write_whole
+from common.command_line import Count, Positive, first_problem, matching
+from common.errors import UserError
+from common.files import write_whole
 from config.options import Options
 from parallel.machines import peak_memory
 from tools.benchmarks.variants import JaxStep

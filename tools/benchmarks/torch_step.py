@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from config.devices import count_cpus
+from common.devices import count_cpus
 from config.options import Options
 from model import GPTConfig
 

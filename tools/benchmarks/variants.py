@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import jax
 import numpy as np
 
-from config.command_line import UserError
+from common.errors import UserError
 from config.options import Options
 from data.dataset import Dataset
 from model import GPTConfig

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import modal
 
-from config.command_line import UserError
+from common.errors import UserError
 from data.dataset import SMALL_DATASETS, is_prepared
 from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.jobs import ROOT, Job, LaunchOptions, prepare, resume_options, run_job

@@ -13,18 +13,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from config.command_line import (
+from common.command_line import (
     Count,
     Name,
     NonNegativeInt,
     Positive,
-    UserError,
     check_values,
     given,
     matching,
     option_types,
     take_options,
 )
+from common.errors import UserError
 from config.options import RESUMING, Options
 from data.dataset import SMALL_DATASETS, known_datasets
 from data.prepare import read_options

@@ -10,8 +10,9 @@ from pathlib import Path
 import modal
 from pydantic_core import from_json
 
-from config.command_line import UserError, given
-from config.files import GONE
+from common.command_line import given
+from common.errors import UserError
+from common.files import GONE
 from config.options import NOT_RESUMED, RESUMING, Options
 from tools.cloud import VOLUME
 

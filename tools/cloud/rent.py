@@ -13,7 +13,7 @@ from typing import Any
 import click
 import modal
 
-from config.command_line import UserError
+from common.errors import UserError
 from data.dataset import SMALL_DATASETS
 from tools.cloud import MOUNTED, VOLUME, container
 from tools.cloud.jobs import BURST, COMMANDS, PRICES_READ, ROOT, Job, LaunchOptions, machine_of

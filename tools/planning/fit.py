@@ -12,7 +12,7 @@ from unittest.mock import patch
 import jax
 import numpy as np
 
-from config.command_line import UserError
+from common.errors import UserError
 from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig

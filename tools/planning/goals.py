@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 
-from config.command_line import UserError
+from common.errors import UserError
 from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
@@ -21,7 +21,7 @@ from tools.planning.speeds import COVERED, Expected, Work, expect, family_of, us
 from tools.planning.target import DEVICES, GPUS, Target, parse_target
 from training.state import model_config
 
-PRICES_READ = "May to October 2026"  # the dates in config/devices.csv
+PRICES_READ = "May to October 2026"  # the dates in common/devices.csv
 COUNTS = {"gpu": ("1", "8"), "tpu": ("1x1", "2x4"), "v5p": ("1x1x1", "2x2x2")}
 # The val loss of a GPT of N parameters that read D tokens of the web, GPT-2's: E + A / N^a + B / D^b.
 # A, B, a and b are Chinchilla's, estimated again (arXiv:2404.10102). With E, GPT-2 124M comes to 3.28 after

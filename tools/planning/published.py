@@ -25,8 +25,9 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
-from config.command_line import Positive, UserError, command, first_problem, matching
-from config.files import read_json, write_whole
+from common.command_line import Positive, first_problem, matching
+from common.errors import UserError, command
+from common.files import read_json, write_whole
 from config.options import Options
 from data.dataset import load_meta
 from model import GPTConfig

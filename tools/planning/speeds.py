@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from config.devices import Device, count_cpus, cpu_flags, cpu_info
-from config.files import read_json
+from common.devices import Device, count_cpus, cpu_flags, cpu_info
+from common.files import read_json
 
 
 class Work(NamedTuple):

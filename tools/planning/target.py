@@ -19,10 +19,10 @@ import pandas as pd
 from jax import Array
 from jax.experimental import topologies
 
-from config import devices
-from config.command_line import UserError
-from config.devices import Device, known_device
-from config.files import first_line
+from common import devices
+from common.devices import Device, known_device
+from common.errors import UserError
+from common.files import first_line
 from parallel.machines import add_xla_flag, reuse_freed_memory
 from tools.planning.speeds import AT_BEST, Speeds, describe_cpu, family_of
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
-from config.command_line import UserError
-from config.files import first_line
+from common.errors import UserError
+from common.files import first_line
 from data.conversations import Messages, begun, encode_chat
 from data.tokenizer import Tokenizer
 from tools.serving.server import ApiError

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from config.command_line import UserError, spell
+from common.command_line import spell
+from common.errors import UserError
 from data.conversations import render
 from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
 from model import GPT, leaf_name

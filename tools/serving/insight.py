@@ -20,7 +20,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 from pydantic import Field
 
-from config.command_line import UserError, spell
+from common.command_line import spell
+from common.errors import UserError
 from generation.decode import Settings, drawn_from, generate
 from model import GPT
 from runs.checkpoint import arrays_by_name

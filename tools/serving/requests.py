@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from config.command_line import Fraction, Penalty, Repetition, TopK, TopP, UserError, spell
+from common.command_line import Fraction, Penalty, Repetition, TopK, TopP, spell
+from common.errors import UserError
 from generation.decode import Settings
 from generation.engine import Request
 from tools.serving.served import Served

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from config.command_line import NonNegativeInt
-from config.files import GONE, refusing
+from common.command_line import NonNegativeInt
+from common.files import GONE, refusing
 
 NAME = "rollouts.jsonl"
 Ids = list[NonNegativeInt]

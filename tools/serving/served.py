@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from config.command_line import UserError
+from common.errors import UserError
 from config.options import RESUMING
 from data.dataset import Dataset
 from data.tokenizer import Tokenizer, document_start, end_tokens, same_tokens

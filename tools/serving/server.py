@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from config.command_line import Count, Name, matching
+from common.command_line import Count, Name, matching
 from config.options import ModelOptions
 
 PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of the model

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from config.command_line import UserError
-from config.files import first_line
+from common.errors import UserError
+from common.files import first_line
 from generation.decode import CHUNK
 from generation.engine import Engine, Piece, Request
 from model import GPT

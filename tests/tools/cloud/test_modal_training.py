@@ -60,7 +60,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     code = {
         f"/root/{path.relative_to(project)}" for path in project.rglob("*.py") if ".venv" not in path.parts
     }
-    code.add("/root/config/devices.csv")
+    code.add("/root/common/devices.csv")
     page = [path for path in uploaded if path.startswith("/root/tools/serving/page/")]
     assert uploaded == {"/requirements.txt", "/root/requirements.txt", *code, *page} and len(page) > 10
     lines = [line for image in server.images for line in image.dockerfile_commands]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config.command_line import given
+from common.command_line import given
 from config.options import Options
 from tests.helpers import ROOT, wait_until
 

@@ -3,7 +3,7 @@
 import pytest
 
 import app
-from config.command_line import given
+from common.command_line import given
 from config.options import Options
 from tests.helpers import ROOT, refusal, run_python, saved_iterations
 from tools.cloud.jobs import LaunchOptions

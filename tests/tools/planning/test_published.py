@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from config.files import read_json
+from common.files import read_json
 from tests.helpers import refusal
 from tools.planning.published import (
     FOLDER,

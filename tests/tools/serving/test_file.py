@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 
 import export
-from config.command_line import UserError
+from common.errors import UserError
 from data.conversations import Renderer
 from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
 from data.train_tokenizer import save, train

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import export
-from config.command_line import UserError
+from common.errors import UserError
 from tests.tools.serving.on_page import button, show, text_of, written
 
 

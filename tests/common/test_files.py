@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from config.files import check_writable, first_line, read_json, write_whole, written
+from common.files import check_writable, first_line, read_json, write_whole, written
 from tests.damage import damaged
 from tests.helpers import contents, refusal
 

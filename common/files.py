@@ -13,7 +13,8 @@ from typing import IO, Any
 
 from pydantic_core import ValidationError, from_json
 
-from config.command_line import UserError, first_problem, value_reader
+from common.command_line import first_problem, value_reader
+from common.errors import UserError
 
 UTF_16 = re.compile(rb"(?s)\xff\xfe|\xfe\xff|.?\0")  # begins one: a mark, or a letter of ASCII beside a zero
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file

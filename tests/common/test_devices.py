@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from config.devices import DEVICES, count_cpus, known_device
+from common.devices import DEVICES, count_cpus, known_device
 
 
 @pytest.mark.parametrize(

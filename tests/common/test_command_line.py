@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from config.files import cache_folder
+from common.files import cache_folder
 from config.options import parse_options
 from tests.helpers import ROOT, error_line, refusal, run_python
 
@@ -26,7 +26,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_old_python_is_one_line_in_words_that_it_can_parse(command):
-    for name in (f"{command}.py", "config/__init__.py"):
+    for name in (f"{command}.py", "common/errors.py"):
         ast.parse((ROOT / name).read_text(), feature_version=(3, 9))
     done = run_python("-c", OLD, f"{command}.py")
     assert done.returncode and error_line(done.stderr).startswith("this Python is older than 3.11: ")
@@ -59,7 +59,7 @@ def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly(command, tmp_path):
 
 LOST = """
 import signal, time
-from config.command_line import command
+from common.errors import command
 
 class Callback:
     def __del__(self):
@@ -96,7 +96,7 @@ def test_a_variable_that_a_library_cannot_read_is_one_line(variable, value):
     assert said.endswith(": change or unset that environment variable")
 
 
-PRINT = "from config.command_line import command; command(lambda argv: print('text', flush={}))"
+PRINT = "from common.errors import command; command(lambda argv: print('text', flush={}))"
 
 
 @pytest.mark.parametrize("flush", [False, True])
@@ -110,7 +110,7 @@ def test_a_full_disk_below_stdout_is_one_line(flush):
 @pytest.mark.parametrize("error", ["UserError('why')", "OSError(5, 'why')", "MemoryError('why')"])
 def test_to_debug_a_command_shows_where_an_error_came_from(error):
     program = f"""
-from config.command_line import UserError, command
+from common.errors import UserError, command
 def fail(argv):
     try:
         raise KeyError("the first of all")
@@ -125,7 +125,7 @@ command(fail)
 
 def test_an_unexpected_error_ends_with_2_and_shows_where():
     """1 is an answer of experiments.compare: "no difference"."""
-    done = run_python("-c", "from config.command_line import command; command(lambda argv: {}['it'])")
+    done = run_python("-c", "from common.errors import command; command(lambda argv: {}['it'])")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("Traceback") and done.stderr.endswith("\nKeyError: 'it'\n")
 

@@ -1,9 +1,11 @@
-"""Read the command line of any command, and report a user's mistake in one line.
+"""Read the command line of any command.
 
 A command's options are a frozen dataclass. A later source wins: the defaults, config files, `--key=value` (or
 `--key value`). pydantic checks the values, tyro prints the help. A config file is Python, and may do all that
 the user may. This file imports neither JAX nor NumPy, which take seconds.
 """
+
+from common.errors import UserError  # isort: split
 
 import ast
 import builtins
@@ -13,85 +15,19 @@ import re
 import reprlib
 import runpy
 import shutil
-import signal
 import sys
 import traceback
-from _thread import interrupt_main
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
-from io import TextIOWrapper
 from pathlib import Path
-from threading import Timer
 from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-
-
-class UserError(Exception):
-    """A mistake of the user, in one line: which file or option is wrong, why, and what to do."""
-
-    def __init__(self, text: str):
-        line = " ".join(text.split())
-        line = line if len(line) < 1000 else f"{line[:700]} ... {line[-300:]}"
-        # A terminal would obey an escape sequence, as in a file's name: it becomes "?".
-        super().__init__("".join(c if c.isprintable() else "?" for c in line))
-
-
-def command(main: Callable[[list[str]], int | None]) -> None:
-    """Run a command's `main(argv)`, and exit with its status; after an error with 2, a user's in one line."""
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py sets it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = repeat_ctrl_c
-    try:
-        status = main(sys.argv[1:])
-        sys.stdout.flush()
-        if status:
-            sys.exit(status)
-    except BrokenPipeError:  # the reader has closed, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit would fail to flush it
-        sys.exit(141)
-    except KeyboardInterrupt:
-        with suppress(OSError):
-            sys.stdout.flush()
-        # Not sys.exit: threads that still compile would delay it, or crash while Python ends.
-        os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
-    except Exception as error:
-        if (line := in_one_line(error)) is None:
-            traceback.print_exc()
-        else:
-            print(f"error: {line}", file=sys.stderr)
-        sys.exit(2)  # Python's own status 1 is an answer of some commands
-
-
-def repeat_ctrl_c(lost: Any) -> None:
-    """Raise a Ctrl-C again that was lost in a library's callback, as JAX has one of the garbage collector."""
-    if lost.exc_type is KeyboardInterrupt:
-        Timer(0.01, interrupt_main).start()
-    else:
-        sys.__unraisablehook__(lost)
-
-
-def in_one_line(error: BaseException) -> str | None:
-    """Say what the user can mend: a UserError, a file, too little memory. None: show the traceback."""
-    if os.environ.get("NANOJAXGPT_DEBUG"):
-        error.__suppress_context__ = False  # shows the error that `raise ... from None` hides
-        return None
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # as XLA says it
-        error = UserError(
-            f"too little memory: {error}: make the batch, the samples, the context or the model smaller"
-        )
-    if isinstance(error, OSError):
-        why = error.strerror or " ".join(map(str, error.args))  # a library's may have words alone
-        error = UserError(f"{error.filename}: {why}" if error.filename else str(error))
-    return str(error) if isinstance(error, UserError) else None
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:

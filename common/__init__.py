@@ -1,0 +1,1 @@
+"""What every command needs: the command line, errors in one line, files written whole, devices."""
