@@ -14,6 +14,19 @@ from parallel.pipeline.schedule import Schedule, Task
 BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradients of each product
 
 
+class Classic(Schedule):
+    """1F1B with the head start of most papers (arXiv:1806.03377), half of ours."""
+
+    def ahead(self, rank: int) -> int:
+        return self.ranks - 1 - rank
+
+
+def make_schedule(name: str, ranks: int, chunks: int, microbatches: int) -> Schedule:
+    if name == "classic":
+        return Classic("1f1b", ranks, chunks, microbatches)
+    return Schedule(name, ranks, chunks, microbatches)
+
+
 def describe(schedule: Schedule) -> str:
     ranks = range(schedule.ranks)
     lines = [f"rank {rank}: {' '.join(names(schedule, rank))}" for rank in ranks]
@@ -106,7 +119,8 @@ class ScheduleOptions:
 
 def main(argv: list[str]) -> None:
     options = ScheduleOptions(**given(argv, ScheduleOptions))
-    print(describe(Schedule(options.schedule, options.stages, options.virtual_stages, options.microbatches)))
+    shape = options.stages, options.virtual_stages, options.microbatches
+    print(describe(make_schedule(options.schedule, *shape)))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ The orders are those of parallel/pipeline/schedule.py. An orange line goes over 
 
 from docs.figures import GREEN, GREY, ORANGE
 from docs.figures._motion import Movie, box, text
-from docs.timeline import asynchronous, bubble, inputs_held, lockstep
+from docs.timeline import Classic, asynchronous, bubble, inputs_held, lockstep
 from parallel.pipeline.schedule import Schedule
 
 BLUES = ("#a9c4ea", "#5f8fd0")  # forwards of a rank's first chunk, and of its second
 GREENS = ("#a4d6b6", GREEN)
 SCHEDULES = (
     (Schedule("gpipe", 4, 1, 8), lockstep, "gpipe", "in lockstep"),
-    (Schedule("classic", 4, 1, 8), asynchronous, "1F1B", "asynchronous, as in the papers"),
-    (Schedule("classic", 4, 1, 8), lockstep, "classic", "the same 1F1B in lockstep"),
+    (Classic("1f1b", 4, 1, 8), asynchronous, "1F1B", "asynchronous, as in the papers"),
+    (Classic("1f1b", 4, 1, 8), lockstep, "classic", "the same 1F1B in lockstep"),
     (Schedule("1f1b", 4, 1, 8), lockstep, "1f1b", "eager 1F1B in lockstep, our default"),
     (Schedule("interleaved", 4, 2, 8), lockstep, "interleaved", "in lockstep, two chunks on each rank"),
 )

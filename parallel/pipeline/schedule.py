@@ -7,11 +7,10 @@ in how many forwards a rank does before its first backward:
     1f1b         2 (ranks - 1 - r), then one forward and one backward in turn
     interleaved  (chunks - 1) ranks more: a chunk takes as many microbatches
                  as there are ranks, then the next chunk does                 arXiv:2104.04473
-    classic      ranks - 1 - r, as 1F1B is in most papers; only printed       arXiv:1806.03377
 
 In a tick each rank does at most one forward, then at most one backward; what it sends arrives in the next.
-Neighbours in classic 1F1B would wait for each other, so `1f1b` has twice its head start. A rank then holds up
-to 2 ranks - 3 stage inputs, for any number of microbatches.
+With the ranks - 1 - r forwards of most papers (arXiv:1806.03377), neighbours would wait for each other, so
+`1f1b` does twice as many. A rank then holds up to 2 ranks - 3 stage inputs, for any number of microbatches.
 """
 
 from dataclasses import dataclass
@@ -50,16 +49,14 @@ class Row(NamedTuple):
 class Schedule:
     """The order and time of all ranks' tasks. Raises UserError for an impossible schedule."""
 
-    name: str  # gpipe, 1f1b, interleaved or classic
+    name: str  # gpipe, 1f1b or interleaved
     ranks: int
     chunks: int
     microbatches: int
 
     def __post_init__(self):
-        if self.chunks > 1 and self.name in ("1f1b", "classic"):
-            raise UserError(
-                f"virtual_stages={self.chunks}, but {self.name} has one chunk per rank: use interleaved"
-            )
+        if self.chunks > 1 and self.name == "1f1b":
+            raise UserError(f"virtual_stages={self.chunks}, but 1f1b has one chunk per rank: use interleaved")
         if self.name == "interleaved" and self.microbatches % self.ranks:
             raise UserError(
                 f"{self.microbatches} microbatches must be a multiple of {self.ranks} stages for the "
@@ -76,15 +73,16 @@ class Schedule:
         turns = [(c, m) for i in range(0, M, group) for c in range(C) for m in range(i, i + group)]
         forwards = [Task("fwd", c * R + rank, m) for c, m in turns]
         backwards = [Task("bwd", (C - 1 - c) * R + rank, m) for c, m in turns]
-        ahead = {
-            "gpipe": C * M,
-            "1f1b": 2 * (R - 1 - rank),
-            "interleaved": (C - 1) * group + 2 * (R - 1 - rank),
-            "classic": R - 1 - rank,
-        }[self.name]
+        ahead = self.ahead(rank)
         pairs = zip(forwards[ahead:], backwards, strict=False)
         by_turns = [task for pair in pairs for task in pair]
         return forwards[:ahead] + by_turns + backwards[len(by_turns) // 2 :]
+
+    def ahead(self, rank: int) -> int:
+        """Return how many forwards a rank does before its first backward."""
+        if self.name == "gpipe":
+            return self.chunks * self.microbatches
+        return (self.chunks - 1) * self.ranks + 2 * (self.ranks - 1 - rank)  # 1f1b has one chunk
 
     @cached_property
     def when(self) -> dict[Task, int]:
