@@ -7,7 +7,6 @@ the user may. This file imports neither JAX nor NumPy, which take seconds.
 
 from common.errors import UserError  # isort: split
 
-import ast
 import builtins
 import difflib
 import os
@@ -24,7 +23,6 @@ from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -145,20 +143,9 @@ def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, An
         if getattr(error, "name", None) == "torch":
             why += "; leave out what asks PyTorch: the defaults of device and dtype choose the best"
         raise UserError(f"{path}:{line}: {why}") from error
-    nodes = ast.walk(ast.parse(source))
-    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return options_of(values, read, cls)
-
-
-def options_of(values: dict[str, Any], read: set[str], cls: type[Any]) -> dict[str, Any]:
-    """Return the values that a config means as options. It may have other names, and `read` some of them."""
-    options, kinds = {}, option_types(cls) | TORCH_ONLY
-    for name, value in values.items():
-        private = name.startswith("_") or callable(value) or isinstance(value, ModuleType)
-        cutoff = 0.85 if name in read else 0.6  # what the config reads may be alike, but not almost the same
-        if name in kinds or not private and difflib.get_close_matches(name[:100], kinds, cutoff=cutoff):
-            options[name] = value.tolist() if hasattr(value, "tolist") else value  # NumPy's number
-    return options
+    known = option_types(cls) | TORCH_ONLY  # other names help to compute these, as in nanoGPT
+    options = {name: value for name, value in values.items() if name in known}
+    return {name: x.tolist() if hasattr(x, "tolist") else x for name, x in options.items()}  # NumPy's numbers
 
 
 TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch

@@ -125,10 +125,7 @@ class Options(ModelShape):
         """Make options from JSON values. Raises UserError, which begins with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        gone = ("profile", "lora_base_dtype", "show_sharding")  # options until 11/2026
-        off = ("attention_gate", False)  # with True it was another model: refused
-        kept = {name: value for name, value in values.items() if name not in gone and (name, value) != off}
-        return cls(**check_values(kept, f"{origin}: ", cls))
+        return cls(**check_values(values, f"{origin}: ", cls))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from training.state import TrainState
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
-FORMAT = 6  # 5 has best_val_loss, 4 no score, and 3 no sha256
+FORMAT = 6
 
 
 class Score(NamedTuple):
@@ -155,13 +155,11 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / "manifest" / "metadata"
     try:
         values = dict(read_json(path))
-        if (written := values.pop("format", 1)) not in range(3, FORMAT + 1):
+        if (written := values.pop("format", 1)) != FORMAT:
             raise UserError(
-                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads 3 to "
-                f"{FORMAT} only: use the version that wrote it"
+                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT}: "
+                "use the version that wrote it"
             )
-        if written < 6:
-            values["to_beat"] = values.pop("best_val_loss")  # the least so far
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options, **values)
     except (ValueError, TypeError, KeyError) as error:  # pydantic's is a ValueError

@@ -739,8 +739,8 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
 
 
 def test_the_command_answers_a_mistake_in_one_line_with_status_2(tiny, tmp_path):
-    (config := tmp_path / "config.py").write_text("n_layers = 2\n")
-    assert refusal(train.main, [str(config)]) == f"{config}: n_layers is not an option; did you mean n_layer?"
+    (config := tmp_path / "config.py").write_text("n_layer = 'two'\n")
+    assert refusal(train.main, [str(config)]) == f"{config}: n_layer is 'two': it should be a valid integer"
     done = run_python("train.py", *tiny(tmp_path / "none", init_from="resume"))
     assert (done.returncode, done.stdout) == (2, "")
     assert error_line(done.stderr).startswith(f"{tmp_path / 'none' / 'checkpoints'}: no checkpoint ")

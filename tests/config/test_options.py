@@ -81,8 +81,6 @@ def error(*argv):
 def test_defaults_are_nanogpts_and_pass_their_own_checks():
     assert parse_options(flags(NANOGPT_DEFAULTS)) == parse_options([]) == Options()
     assert Options.from_json(vars(Options()), origin="defaults") == Options()
-    gone = {"profile": None, "attention_gate": False}
-    assert Options.from_json(vars(Options()) | gone, origin="an older run") == Options()
 
 
 def test_config_files_apply_in_order_and_the_command_line_wins_wherever_it_stands(config):
@@ -185,15 +183,8 @@ def test_a_config_file_may_have_names_of_its_own(config, capsys):
 
 
 def test_a_name_that_nothing_reads_sets_nothing(config):
-    path = config("n_gpus = 8\nuse_flash = True\nbatch_size = 3\n")
+    path = config("n_gpus = 8\nuse_flash = True\nbatchsize = 4\nbatch_size = 3\n")  # as in nanoGPT's exec
     assert parse_options([path]) == replace(Options(), batch_size=3)
-
-
-@pytest.mark.parametrize("typo", ["leaning_rate", "max_iter", "n_heads", "batchsize"])
-@pytest.mark.parametrize("used", ["", "min_lr = {} / 10\n"])
-def test_a_typo_is_refused_though_the_config_file_reads_it(typo, used, config):
-    path = config(f"{typo} = 1\n" + used.format(typo))
-    assert error(path).startswith(f"{path}: {typo} is not an option; did you mean ")
 
 
 @pytest.mark.parametrize("line", ["device = 'cuda' if torch.cuda.is_available() else 'cpu'", "import torch"])
@@ -277,7 +268,6 @@ def test_the_newest_manifest_that_is_whole_counts(run):
         ('{"n_embd": 32', "cannot be read as options"),
         ("[]", "expected a JSON object"),
         ('{"n_embed": 32}', "n_embed is not an option"),
-        ('{"attention_gate": true}', "attention_gate is not an option"),  # a model that is gone
         ('{"n_embd": "32"}', "n_embd is '32': it should be a valid integer"),
     ],
 )
@@ -321,11 +311,10 @@ def test_every_option_is_kept_or_free_or_says_how_a_run_learns():
         *[("value_embeddings", "tie_embeddings"), ("cautious_weight_decay", "weight_decay")],  # taken out
     ],
 )
-def test_a_typo_names_the_nearest_option(typo, nearest, config):
-    path = config(f"{typo.replace('-', '_')} = 1\n")
-    for word, begins in ((f"--{typo}=1", "--"), (f"--{typo}", "--"), (path, f"{path}: ")):
+def test_a_typo_names_the_nearest_option(typo, nearest):
+    for word in (f"--{typo}=1", f"--{typo}"):
         text = error(word)
-        assert text.startswith(begins) and f"is not an option; did you mean {nearest}?" in text
+        assert text.startswith("--") and f"is not an option; did you mean {nearest}?" in text
 
 
 @pytest.mark.parametrize("text", ["1" * 20_000, "[" * 20_000, "(" * 190, "{[]: 1}", "9" * 30])
