@@ -11,9 +11,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.errors import command
+from data.dataset import dataset_dir
 from data.prepare import prepare
 from data.sources import Hub
 
 if __name__ == "__main__":
     hub = Hub("HuggingFaceFW/fineweb-edu", "sample-10BT")
-    command(lambda argv: prepare(argv, hub, to=str(Path(__file__).parent)))
+    command(lambda argv: prepare(argv, hub, to=str(dataset_dir("fineweb_edu"))))

@@ -12,10 +12,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.errors import command
+from data.dataset import dataset_dir
 from data.prepare import prepare
 from data.sources import Hub
 
 if __name__ == "__main__":
     # `datasets` runs no dataset script, which this repository has; the hub keeps a copy as Parquet.
     hub = Hub("Skylion007/openwebtext", revision="refs/convert/parquet")
-    command(lambda argv: prepare(argv, hub, to=str(Path(__file__).parent)))
+    command(lambda argv: prepare(argv, hub, to=str(dataset_dir("openwebtext"))))

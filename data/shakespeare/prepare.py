@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.command_line import Name, given
 from common.errors import command
+from data.dataset import dataset_dir
 from data.shakespeare_char.prepare import URL, TextOptions, read_text
 from data.writer import load_tokenizer, write_text
 
@@ -24,7 +25,7 @@ class TokenOptions(TextOptions):
     program: ClassVar[str] = "data/shakespeare/prepare.py"
     purpose: ClassVar[str] = "Prepare tiny Shakespeare, or another text, in GPT-2's tokens or others."
 
-    to: Name = str(Path(__file__).parent)  # folder of the data set
+    to: Name = str(dataset_dir("shakespeare"))  # folder of the data set
     tokenizer: Name = "gpt2"  # tiktoken's name for it, or a tokenizer.json
 
 

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common.command_line import Name, given
 from common.errors import UserError, command
 from common.files import decode_text
+from data.dataset import dataset_dir
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 
@@ -33,7 +34,7 @@ class TextOptions:
     purpose: ClassVar[str] = "Prepare tiny Shakespeare, or another text, with one token per character."
 
     source: Name | None = None  # a UTF-8 text's path or URL; None: tiny Shakespeare is downloaded
-    to: Name = str(Path(__file__).parent)  # folder of the data set
+    to: Name = str(dataset_dir("shakespeare_char"))  # folder of the data set
 
 
 def prepare(folder: Path, source: str | None = None) -> None:
