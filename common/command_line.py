@@ -9,6 +9,7 @@ from common.errors import UserError  # isort: split
 
 import builtins
 import difflib
+import json
 import os
 import re
 import reprlib
@@ -68,6 +69,8 @@ Biases = Annotated[
 ]
 Address = Annotated[str, matching(r"auto|.+:\d{1,5}", "host:port, or auto")]
 
+ONLY_CHECK = "NANOJAXGPT_ONLY_CHECK"  # a variable: a command prints the values that it is given, and ends
+
 
 def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
     """Return the checked values that a command line and its config files set, by name. Raises UserError."""
@@ -81,6 +84,9 @@ def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
         if not word.endswith(".py"):
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
         found |= check_values(run_config(word, cls, vars(cls()) | found), f"{word}: ", cls)
+    if os.environ.get(ONLY_CHECK):
+        print(json.dumps(found | values))
+        sys.exit()
     return found | values
 
 

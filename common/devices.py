@@ -27,6 +27,8 @@ class Device:
     between_hosts: float  # bytes/s that a GPU sends to another host; 0: one host only
     price: float  # dollars an hour
     price_source: str
+    at_modal: str = "-"  # Modal's name for it; "-": Modal has none
+    modal_price: float = 0.0  # dollars an hour at Modal
 
 
 _table = Path(__file__).with_name("devices.csv").read_text(encoding="utf-8")
@@ -38,7 +40,8 @@ def known_device(kind: str) -> Device | None:
     """Return the device that JAX calls `kind`; None for an unknown one, or a slice of one (MIG)."""
     if "MIG" in kind:
         return None
-    return next((device for device in DEVICES if re.search(rf"\b({device.pattern})(?!\w)", kind)), None)
+    known = (device for device in DEVICES if device.peak)
+    return next((device for device in known if re.search(rf"\b({device.pattern})(?!\w)", kind)), None)
 
 
 @functools.cache

@@ -52,7 +52,7 @@ def test_unknown_devices_have_no_peak(kind):
     assert known_device(kind) is None
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+@pytest.mark.parametrize("device", [x for x in DEVICES if x.peak], ids=lambda device: device.name)
 def test_what_jax_calls_a_device_finds_its_own_row(device):
     assert known_device(device.kind) is device
 
