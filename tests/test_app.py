@@ -1,19 +1,20 @@
 """app.py as its user meets it, without an account. At Modal: tests/tools/cloud."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import fields
+from importlib import import_module
 
 import pytest
-from modal.cli.import_refs import infer_runnable, list_cli_commands
 
 import app
-from common.command_line import given, option_types
-from config.options import Options
+from bench import BenchOptions
+from common.command_line import ONLY_CHECK, option_types, take_options
+from common.errors import UserError, command
+from config.options import ModelOptions, Options
+from rewards.options import RewardOptions
 from tests.helpers import (
     DEADLINE,
     ROOT,
@@ -25,17 +26,8 @@ from tests.helpers import (
     wait_until,
 )
 from tests.tools.cloud.launches import LONG, namespaces
-from tools.cloud.jobs import (
-    BURST,
-    COMMANDS,
-    CORE,
-    GIB,
-    LaunchOptions,
-    machine_of,
-    make_job,
-    options_of,
-    split_launch,
-)
+from tools.cloud import rent
+from tools.cloud.options import BURST, CORE, GIB, LaunchOptions, machine_of
 
 no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's network namespaces")
 
@@ -53,137 +45,128 @@ no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's net
 def test_every_form_of_an_option_before_and_after_other_words(flag, chosen):
     others = ["config/quickstart.py", "--batch-size", "8", "--bias=True", "--start=it is=true"]
     for words in (flag + others, others + flag):
-        assert split_launch(words) == (chosen, others)
+        assert take_options(words, LaunchOptions) == (chosen, others)
 
 
-def test_no_launcher_option_hides_one_of_the_scripts():
-    from bench import BenchOptions
+def test_no_launcher_option_hides_one_of_the_commands():
+    from evaluate import EvaluateOptions
+    from export import ExportOptions
+    from plan import PlanOptions
+    from sample import SampleOptions
+    from serve import ServeOptions
 
-    launcher = set(option_types(LaunchOptions))
-    for name in COMMANDS:
-        assert not launcher & set(option_types(options_of(name))), name
-    assert not launcher & {field.name for field in fields(BenchOptions)}
-
-
-def test_modal_finds_an_entrypoint_by_every_command():
-    entrypoints = list_cli_commands(vars(app))
-    assert {infer_runnable(entrypoints, name, True, False) for name in ("", *COMMANDS)} == {app.main}
-
-
-def test_options_travel_with_their_values(tmp_path):
-    config = tmp_path / "elsewhere.py"
-    config.write_text("n_layer = 2 * 3\ndataset = 'book_char'\nout_dir = 'runs/mine'\nn_kv_head = None\n")
-    argv = [str(config), "--learning_rate", "1e-3", "--wandb_project=a b"]
-    job = make_job("train", argv, LaunchOptions())
-    assert job.name == "mine" and job.words[-1] == "--out_dir=/vol/runs/mine"
-    theirs = {"device": "cuda", "out_dir": "/vol/runs/mine"}
-    assert given(job.words, Options) == given(argv, Options) | theirs
-    on_cpus = make_job("train", [*argv, "--device=cpu"], LaunchOptions())
-    assert given(on_cpus.words, Options)["device"] == "cpu"
-    assert "device" not in given(make_job("train", argv, LaunchOptions(gpu="none")).words, Options)
+    launcher = {field.name for field in fields(LaunchOptions)}
+    for theirs in (Options, ModelOptions, RewardOptions, BenchOptions, PlanOptions):
+        assert not launcher & set(option_types(theirs))
+    for theirs in (EvaluateOptions, ExportOptions, SampleOptions, ServeOptions):
+        assert not launcher & set(option_types(theirs))
 
 
-@pytest.mark.parametrize(
-    "name, words, theirs",
-    [
-        ("sample", ["--num_samples=1", "--start=FILE:prompt.txt"], ["--num_samples=1", "--start=a\n"]),
-        ("bench", ["--steps", "3", "--batch_size", "3", "--loop"], ["--batch_size=3", "--steps=3"]),
-        ("prepare", ["openwebtext", "--limit=100"], ["--limit=100", "--num_proc=24"]),
-        ("prepare", ["tinystories", "--num_proc=3"], ["--num_proc=3"]),
-    ],
-)
-def test_words_that_travel_in_another_form(name, words, theirs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("script", app.SCRIPTS)
+def test_every_command_checks_its_own_options_and_does_nothing_else(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompt.txt").write_text("a\n")
-    job = make_job(name, words, LaunchOptions(gpu="none", cores=24))
-    assert job.words[: len(theirs)] == theirs
+    monkeypatch.setenv(ONLY_CHECK, "1")
+    main = import_module(script.removesuffix(".py")).main
+    words = ["--out_dir=big"] if script != "plan.py" else ["--on=H100", "--out_dir=big"]
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert not end.value.code and json.loads(capsys.readouterr().out) == {"out_dir": "big"}
+    with pytest.raises(UserError, match="no_such is not an option"):
+        main([*words, "--no_such=1"])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("trian", "trian is not a command; did you mean train? There are train, sample, prepare, "),
-        ("--n_layers=2", "--n_layers is not an option; did you mean n_layer?"),
-        ("--gpu=H1000", "--gpu=H1000: expected one of none, T4, L4, A10,"),
+        ("trian.py", "trian.py: there is no such config file"),
+        ("bench.py --steps=0", "--steps is 0: it should be greater than or equal to 1"),
+        ("data/openwebtext/prepare.py --limits=3", "--limits is not an option"),
+        ("--gpu=H1000", "--gpu=H1000: expected one of none, L4, A10,"),
         ("--gpu=H100:9", "--gpu=H100:9: expected"),
         ("--n_layer=2 --gpu=H100", "that is above --max-dollars=20: give --max-dollars=53"),
-        ("--run-name=a/b", "--run_name is 'a/b': expected letters"),
-        ("--out_dir=/", "--run_name is '': expected letters"),
-        ("--overwrite=True", "modal volume rm -r nanojaxgpt runs/out"),
-        ("prepare openwebtext --to=/x", "--to=/x: the Volume has it as data/openwebtext"),
-        ("prepare ../x", "first comes the name of a data set: "),
-        ("prepare openwebtext --limits=3", "--limits"),
-        ("fetch", "--run-name is missing: fetch needs one"),
-        ("list big", "big: list takes --run-name and --run-on-remote alone"),
+        ("--out_dir=/", "out_dir=/: at Modal it is a name in the Volume"),
+        ("--out_dir=../big", "out_dir=../big: at Modal it is a name in the Volume"),
+        ("--overwrite=True", "modal volume rm -r nanojaxgpt out instead"),
     ],
 )
-def test_a_mistake_is_answered_before_anything_is_rented(words, says, monkeypatch):
+def test_a_mistake_is_answered_before_anything_is_rented(words, says, monkeypatch, capfd):
     monkeypatch.chdir(ROOT)
-    assert says in refusal(app.start, [*words.split(), "--run-on-remote"])
+    with pytest.raises(SystemExit) as end:
+        command(lambda _: app.start([*words.split(), "--run-on-remote"]))
+    assert end.value.code == 2 and says in error_line(capfd.readouterr().err)
 
 
-@pytest.mark.parametrize("gpu, price", [("H100", 3.95), ("L4:2", 1.60), ("H200:8", 36.32), ("none", 0)])
+def test_a_config_that_would_not_travel_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("n_layer = 2\n")
+    says = refusal(app.start, [str(tmp_path / "mine.py"), "--run-on-remote"])
+    assert "mine.py: Modal gets the project's own files alone: move it to config/" in says
+    assert rent.at_modal(str(ROOT / "config" / "quickstart.py")) == "/root/config/quickstart.py"
+    assert rent.at_modal("--change=a.py") == "--change=a.py"
+
+
+@pytest.mark.parametrize("gpu, price", [("H100", 3.95), ("L4:2", 1.60), ("A100-80GB", 2.50), ("none", 0)])
 def test_the_price_of_a_machine_is_its_gpus_and_the_cores_and_memory_that_it_may_use(gpu, price):
-    machine = machine_of(LaunchOptions(gpu=gpu))
-    rest = BURST * (machine.cores * CORE + machine.gib * GIB)
-    assert machine.dollars == pytest.approx(price + rest) and 0 < rest < 4
+    cores, gib, dollars = machine_of(LaunchOptions(gpu=gpu))
+    rest = BURST * (cores * CORE + gib * GIB)
+    assert dollars == pytest.approx(price + rest) and 0 < rest < 4
 
 
 @pytest.mark.parametrize(
-    "words, cost, script",
+    "words, cost, whole",
     [
-        ("", "$0.62: 0.5 h x $1.25 (L4, ", "train.py --dataset=book_char "),
-        ("config/quickstart.py --gpu=H100 --timeout-hours=2", "$26.37: 3 attempts x 2 h x ", "train.py "),
-        ("sample --run-name=x", "$1.55: 1 h ", "sample.py --device=cuda --out_dir=/vol/runs/x"),
-        ("profile config/quickstart.py", "$1.55: 1 h ", "bench.py --device=cuda "),
-        ("bench --steps=3", "$1.55: 1 h ", "bench.py --device=cuda --steps=3"),
-        ("export --run-name=x", "$0.63: 1 h x $0.63 (none, 4 cores, ", "export.py --out_dir="),
-        ("prepare openwebtext", "$16.20: 2 attempts x 4 h x $2.03 (none, 16 cores, ", "data/prepare.py "),
-        ("serve --run-name=x --timeout-hours=1", "$1.55: 1 h ", "serve.py "),
-        ("sweep --sweep=seed:1,2", "$37.08: 2 runs x 3 attempts x 4 h ", "train.py "),
+        ("", "$0.62: 0.5 h x $1.25 (L4, ", "train.py config/quickstart.py --init_from=auto"),
+        (
+            "config/quickstart.py --gpu=H100 --timeout-hours=2",
+            "$26.37: 3 attempts x 2 h x ",
+            "train.py config",
+        ),
+        ("sample.py --out_dir=x --retries=0", "$6.18: 4 h x $1.55 (A10, ", "sample.py --out_dir=x"),
+        (
+            "data/openwebtext/prepare.py --gpu=none --cores=16 --retries=1",
+            "$16.20: 2 attempts x 4 h ",
+            "data/openwebtext",
+        ),
     ],
 )
-def test_every_command_says_first_what_it_can_cost_and_runs(words, cost, script, capsys):
+def test_what_it_can_cost_and_runs_is_said_first(words, cost, whole, capfd, monkeypatch):
+    monkeypatch.chdir(ROOT)
     assert app.start([*words.split(), "--dry-run"]) == 0
-    printed = capsys.readouterr().out
-    assert f"costs at most {cost}" in printed and f": {script}" in printed
+    printed = capfd.readouterr().out
+    assert f"costs at most {cost}" in printed and printed.startswith(whole)
 
 
 @pytest.fixture
 def started(monkeypatch):
-    """The scripts that are started, each with its words; none runs."""
+    """The commands that are started; none runs."""
     started = []
-    monkeypatch.setattr(
-        "tools.cloud.jobs.run_script", lambda *words: (started.append(words[:2]), (0, None))[1]
-    )
+    monkeypatch.setattr(app, "run_command", lambda command: (started.append(command), (0, False))[1])
     return started
 
 
 @pytest.mark.parametrize(
-    "words, script, expected",
+    "words, whole",
     [
-        ("evaluate --run-name=big", "evaluate.py", ["--out_dir=big", "--json=big/evaluate.json"]),
-        ("export --out_dir=big --to=there", "export.py", ["--out_dir=big", "--to=there"]),
-        ("prepare tinystories --limit=3", f"{ROOT}/data/tinystories/prepare.py", ["--limit=3"]),
-        ("prepare mine --source=x", "data/prepare.py", ["--source=x", f"--to={ROOT}/data/mine"]),
-        ("config/x.py --seed=3", "train.py", ["config/x.py", "--seed=3"]),
-        ("config/x.py --run-name=big", "train.py", ["config/x.py", "--out_dir=big"]),
+        ("evaluate.py --out_dir=big", "evaluate.py --out_dir=big"),
+        ("data/tinystories/prepare.py --limit=3", "data/tinystories/prepare.py --limit=3"),
+        ("config/x.py --seed=3", "train.py config/x.py --seed=3"),
+        ("--run-on-remote=false --out_dir=big", "train.py --out_dir=big"),
     ],
 )
-def test_commands_have_one_form_here(started, words, script, expected):
-    assert app.start(words.split()) == 0 and started == [(script, expected)]
+def test_commands_have_one_form_here(started, words, whole):
+    assert app.start(words.split()) == 0 and started == [whole.split()]
 
 
-@pytest.mark.parametrize("name, folder", [([], "out-quickstart"), (["--run-name=mine"], "mine")])
-def test_without_a_word_it_trains_the_quickstart_and_shows_a_sample(started, capsys, name, folder):
-    assert app.start(name) == 0
-    (train, training), (sample, sampling) = started
-    assert (train, sample) == ("train.py", "sample.py") and f"--out_dir={folder}" in sampling
-    assert given(training, Options) == given(["config/quickstart.py"], Options) | {
-        "out_dir": folder,
-        "init_from": "auto",  # typed again, it shows another sample
-    }
-    assert "config/quickstart.py" in capsys.readouterr().out
+def test_without_a_word_it_trains_the_quickstart_and_shows_a_sample(started):
+    assert app.start([]) == 0
+    (train, *training), (sample, folder, *_) = started
+    assert (train, training) == ("train.py", ["config/quickstart.py", "--init_from=auto"])
+    assert (sample, folder) == ("sample.py", "--out_dir=out-quickstart")
+
+
+def test_what_fails_is_not_gone_on_with(monkeypatch):
+    monkeypatch.setattr(app, "run_command", lambda command: ({"train.py": -9}[command[0]], False))
+    assert app.start([]) == 137
 
 
 @pytest.mark.slow
@@ -193,7 +176,7 @@ def test_here_it_needs_no_network(tiny, tmp_path):
         command = ["unshare", "-rn", sys.executable, ROOT / "app.py", *words]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
-    run = alone(*tiny("out"), "--run-name=mine", "--run-on-remote", "false")
+    run = alone(*tiny("mine"), "--run-on-remote", "false")
     assert run.returncode == 0 and saved_iterations(tmp_path / "mine") == [5, 10]
     run = alone(*tiny("out", n_head=3))
     assert run.returncode == 2 and error_line(run.stderr)
@@ -211,47 +194,3 @@ def test_a_signal_has_a_run_here_save_and_end_with_that_of_a_stopped_one(tiny, t
     assert process.returncode == 143, errors  # the signal reaches it as SIGTERM
     stopped_at = saved_iterations(tmp_path / "out")[-1]
     assert stopped_at < LONG["max_iters"] and f"stopped at iter {stopped_at};" in printed
-
-
-RECORDS = [
-    {"iter": 0, "train/loss": 4.0, "val/loss": 4.1},
-    {"iter": 0, "loss": 4.0, "lr": 0.0},
-    {"iter": 10, "train/loss": 2.0, "val/loss": 2.5},
-    {"iter": 20, "train/loss": 1.0, "val/loss": 3.0},
-]
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """A run of 20 steps in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "options.json").write_text(json.dumps(vars(Options(max_iters=20))))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    return folder
-
-
-def test_the_list_has_a_line_for_each_run(run, capsys, tmp_path):
-    (tmp_path / "no-run").mkdir()
-    app.start(["list"])
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.split()[0] == "mine" and "iter 20, val loss 3.0000, best 2.5000" in line
-    (run / "options.json").unlink()
-    app.start(["list"])
-    assert capsys.readouterr().out == "no run is there\n"
-
-
-def test_watching_shows_each_record_once_and_ends_with_the_run(run, capsys, monkeypatch):
-    """Also when it is resumed meanwhile, and does its last steps again."""
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    written = [lines[:3], lines[:1], lines]
-    monkeypatch.setattr(
-        time, "sleep", lambda seconds: (run / "metrics.jsonl").write_text("".join(written.pop(0)))
-    )
-    time.sleep(0)
-    app.start(["watch", "--run-name=mine"])
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "iter 0, train/loss 4, val/loss 4.1" and not written
-    assert [int(re.split("[ ,]", line)[1]) for line in shown] == [0, 0, 10, 0, 10, 20]
-    assert "--run-name=other: there is no such run" in refusal(app.start, ["watch", "--run-name=other"])

@@ -22,7 +22,7 @@ from data.dataset import prepare_if_missing
 from data.prepare import PrepareOptions
 from docs.pages import ROOT, chapters, fences
 from plan import PlanOptions
-from tools.cloud.jobs import options_of, split_launch
+from tools.cloud.options import LaunchOptions
 
 SLOW = "slow"  # the mark of a fence that the gate does not run
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -98,10 +98,9 @@ def check(command: str) -> None:
     if "|" in words:
         words = words[: words.index("|")]
     if script == "app.py":
-        known = words and words[0] in app.COMMANDS
-        _, theirs = split_launch(words[1:] if known else words)
-        if known and words[0] not in ("prepare", "bench", "sweep"):
-            given(theirs, options_of(words[0]))
+        _, theirs = take_options(words, LaunchOptions)
+        if theirs:
+            check(shlex.join(["python", *app.whole_command(theirs)]))
     elif script == "train.py":
         given(words, Options)
     elif script in ("bench.py", "plan.py"):
@@ -128,7 +127,7 @@ def test_commands_are_there_and_their_options_parse(chapter, monkeypatch):
         ("XLA_FLAGS=--x python train.py --batch_size=0", "batch_size is 0"),
         ("python bench.py config/quickstart.py --loop --stepz=3", "stepz"),
         ("python data/prepare.py --sourc=x", "did you mean source"),
-        ("python app.py train --gpus=H100", "gpus"),
+        ("python app.py sample.py --gpus=H100", "gpus"),
     ],
 )
 def test_a_command_that_would_fail_is_found(command, error, monkeypatch):

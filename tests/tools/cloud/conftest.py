@@ -63,7 +63,7 @@ def undisturbed(tiny, project, tmp_path_factory):
 @pytest.fixture
 def trained(tiny, tiny_data, at_modal):
     """A run in the Volume, as one that was trained there leaves it."""
-    out = at_modal.volume / "runs" / "run"
+    out = at_modal.volume / "run"
     data = {"NANOJAXGPT_DATA": str(tiny_data.parent)}
     done = run_python("train.py", *tiny(out, dataset="tiny", mlp="gelu", bias=True), **data)
     assert done.returncode == 0, done.stderr

@@ -29,4 +29,4 @@ def errors(printed: str) -> list[str]:
 
 
 def first_checkpoint(volume: Path) -> bool:
-    return newest_checkpoint(volume / "runs" / "run") > 0
+    return newest_checkpoint(volume / "run") > 0

@@ -9,7 +9,6 @@ not built. A function that is called really runs: modal_container.py starts Moda
 """
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import os
@@ -26,7 +25,6 @@ from modal_proto import api_pb2 as pb
 from tests.tools.cloud.modal_container import Call, Disturbance, Service
 
 SUCCESS = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
-URL = "https://me--run-serve.modal.run"  # of a function with an endpoint: nothing answers there
 BUILDER = pb.ImageMetadata(image_builder_version="2025.06")
 
 
@@ -109,9 +107,6 @@ class ModalServer(Service):
         self.logs[r.app_id].put_nowait(pb.TaskLogsBatch(app_done=True))
         return Empty()
 
-    async def AppGetByDeploymentName(self, r):
-        return pb.AppGetByDeploymentNameResponse()
-
     async def AppGetLogs(self, r):
         while True:
             batch = await self.logs[r.app_id].get()
@@ -148,10 +143,6 @@ class ModalServer(Service):
     # Secrets, the Volume and the Dict
 
     async def SecretGetOrCreate(self, r):
-        if r.env_dict:  # a function's own
-            secret_id = self.new_id("st")
-            self.secret_values[secret_id] = dict(r.env_dict)
-            return pb.SecretGetOrCreateResponse(secret_id=secret_id)
         if r.deployment_name not in self.secrets:
             raise GRPCError(Status.NOT_FOUND, f"Secret '{r.deployment_name}' not found in environment 'main'")
         secret_id = self.new_id("st")
@@ -164,19 +155,11 @@ class ModalServer(Service):
         return pb.VolumeGetOrCreateResponse(volume_id="vo-1", version=version, metadata=metadata)
 
     async def VolumeListFiles(self, r):
-        kinds = pb.FileEntry
         folder = self.volume / r.path.strip("/")
         if not folder.exists():
             raise GRPCError(Status.NOT_FOUND, f"{r.path}: no such file or directory")
-        paths = [folder] if folder.is_file() else folder.rglob("*") if r.recursive else folder.glob("*")
-        entries = []
-        for path in sorted(paths):
-            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                stat, kind = path.stat(), kinds.DIRECTORY if path.is_dir() else kinds.FILE
-                name = str(path.relative_to(self.volume))
-                entries.append(
-                    pb.FileEntry(path=name, size=stat.st_size, type=kind, mtime=int(stat.st_mtime))
-                )
+        names = sorted(str(path.relative_to(self.volume)) for path in folder.iterdir())
+        entries = [pb.FileEntry(path=name, type=pb.FileEntry.DIRECTORY) for name in names]
         yield pb.VolumeListFilesResponse(entries=entries)
 
     async def VolumeGetFile2(self, r):
@@ -212,7 +195,6 @@ class ModalServer(Service):
             definition_id="de-1",
             supported_input_formats=function.supported_input_formats,
             supported_output_formats=function.supported_output_formats,
-            web_url=URL if function.webhook_config.type else "",
         )
 
     async def FunctionPrecreate(self, r):

@@ -1,4 +1,4 @@
-"""jobs.run_script: a script's status and end as its caller learns them."""
+"""process.run_command: a script's status and end as its caller learns them."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tools.cloud.jobs import run_script
+from tools.cloud.process import run_command
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def test_status_and_arguments(script):
+def test_status_arguments_and_folder(script):
     path = script("import sys; sys.exit(3 if sys.argv[1:] == ['a', 'b'] else 4)")
-    assert run_script(path, ["a", "b"]) == (3, None)
+    assert run_command([path, "a", "b"]) == (3, False)
     path = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert run_script(path, []) == (-signal.SIGKILL, None)
+    assert run_command([path]) == (-signal.SIGKILL, False)
 
 
 def test_sigint_reaches_it_as_one_sigterm(script):
@@ -41,7 +41,7 @@ def test_sigint_reaches_it_as_one_sigterm(script):
             time.sleep(0.01)
         sys.exit(7 if got == [signal.SIGTERM] else 8)
     """)
-    assert run_script(path, []) == (7, "interrupt")
+    assert run_command([path]) == (7, True)
 
 
 class Cancelled(BaseException):
@@ -50,7 +50,7 @@ class Cancelled(BaseException):
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_any_exception_ends_the_script_when_it_has_saved(script, tmp_path, monkeypatch, saves):
-    monkeypatch.setattr("tools.cloud.jobs.PATIENCE", 20 if saves else 0.1)
+    monkeypatch.setattr("tools.cloud.process.PATIENCE", 20 if saves else 0.1)
     path = script(f"""
         import os, pathlib, signal, sys, time
         def save(number, frame):
@@ -70,7 +70,7 @@ def test_any_exception_ends_the_script_when_it_has_saved(script, tmp_path, monke
     before = signal.signal(signal.SIGUSR1, cancel)
     try:
         with pytest.raises(Cancelled):
-            run_script(path, [])
+            run_command([path])
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert (tmp_path / "saved").exists() == saves
@@ -80,4 +80,4 @@ def test_any_exception_ends_the_script_when_it_has_saved(script, tmp_path, monke
 
 
 def test_when_time_is_up_it_is_told_to_end(script):
-    assert run_script(script("import time; time.sleep(100)"), [], seconds=0) == (-signal.SIGTERM, "time")
+    assert run_command([script("import time; time.sleep(100)")], seconds=0) == (-signal.SIGTERM, False)
