@@ -178,7 +178,7 @@ class Container(Service):
         if disturbance.what in ("timeout", "crash"):
             self.kill()
         if disturbance.what == "kill":
-            (script,) = psutil.Process(self.process.pid).children()
+            (script,) = self.scripts()
             script.kill()
         if disturbance.what == "preempt":
             os.kill(self.process.pid, signal.SIGINT)
@@ -186,6 +186,10 @@ class Container(Service):
             os.kill(self.process.pid, signal.SIGUSR1)
         if disturbance.what == "ctrl-c":
             self.server.client.send_signal(signal.SIGINT)
+
+    def scripts(self) -> list[psutil.Process]:
+        """Return what the launcher has started in the container, and runs."""
+        return psutil.Process(self.process.pid).children() if self.process.returncode is None else []
 
     def kill(self) -> None:
         if self.process and self.process.returncode is None:

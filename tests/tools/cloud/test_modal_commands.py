@@ -6,7 +6,6 @@ import re
 import signal
 
 import httpx
-import psutil
 import pytest
 
 from tests.helpers import DEADLINE, contents, free_port
@@ -70,7 +69,7 @@ def test_a_run_is_served_behind_a_url_with_a_key(at_modal, trained):
             assert not running.done()
             await asyncio.sleep(0.2)
         answers["another-key"] = answer
-        (serving,) = psutil.Process(server.containers[0].process.pid).children()
+        (serving,) = server.containers[0].scripts()
         (key,) = [word.removeprefix("--api_key=") for word in serving.cmdline() if "api_key" in word]
         answers[key] = await asyncio.to_thread(ask, port, key)
         server.client.send_signal(signal.SIGINT)
