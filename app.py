@@ -9,7 +9,6 @@
 Words that are not options of the launcher (python app.py --help) are the command's.
 """
 
-import shlex
 import signal
 from dataclasses import replace
 
@@ -38,7 +37,6 @@ def start(argv: list[str]) -> int:
     asked, words = take_options(argv, LaunchOptions)
     options = replace(LaunchOptions() if words else SMALL, **asked)
     commands = [whole_command(words)] if words else FIRST
-    print(*map(shlex.join, commands), sep="\n", flush=True)
     try:
         if options.run_on_remote or options.dry_run:
             status = launch(commands, options)

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ ENVIRONMENT = {
 def launch(commands: list[list[str]], options: LaunchOptions) -> int:
     """Check commands, and run them at Modal. Return the status of the last that ran. Raises UserError."""
     say_price(options)
+    print(*map(shlex.join, commands), sep="\n", flush=True)
     given = [check_options(command) for command in commands][0]
     commands = [[script, *map(at_modal, words)] for script, *words in commands]
     script, run, port = commands[0][0], None, None
