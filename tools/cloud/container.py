@@ -36,7 +36,7 @@ def run_in_container(commands: list[list[str]], seconds: float, run: str | None,
         for script, *words in commands:
             words += ["--init_from=auto"] if begun and script in TRAINING else []
             status, interrupted = run_command([script, *words], end - time.monotonic(), MOUNTED)
-            if status:
+            if status or interrupted:
                 break
     with suppress(RuntimeError, modal.exception.Error):  # Modal will commit
         volume.commit()

@@ -176,8 +176,9 @@ def test_a_cancelled_input_leaves_a_checkpoint_and_no_process(at_modal, tiny):
     assert 0 < saved_iterations(at_modal.volume / "run")[-1] < LONG["max_iters"]
 
 
-def test_a_refusal_of_modals_is_one_line(at_modal, tiny):
-    status, printed, server = at_modal(*remote(tiny), "--secret=nosuch")
+def test_without_a_word_the_quickstart_is_rented_and_a_refusal_of_modals_is_one_line(at_modal):
+    status, printed, server = at_modal("run", "app.py", "--run-on-remote", "true", "--secret=nosuch")
     assert status != 0 and not server.containers
+    assert "costs at most $0.62" in printed and "train.py config/quickstart.py --init_from=auto" in printed
     (line,) = errors(printed)
     assert line.startswith("error: Modal: Secret 'nosuch' not found")
