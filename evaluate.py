@@ -39,7 +39,7 @@ from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
 from data.tasks import Question, named_tasks, questions
 from data.tokenizer import document_bytes, document_start, end_of_text, same_tokens
-from generation.decode import GREEDY, PLAIN
+from generation.sampling import GREEDY, PLAIN
 from model import GPT
 from parallel.machines import on_devices, on_process_0
 from parallel.mesh import batch_shape, check_fit, distribute

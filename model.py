@@ -270,8 +270,7 @@ class Attention(eqx.Module):
         return self.dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), output_key)  # (B, T, D)
 
 
-# Without `jax.checkpoint`, the backward pass would read several arrays of F numbers per token. With it, it
-# computes them again from the inputs, which is faster.
+# Checkpointed, for computing again in the backward pass is faster than reading several arrays of F numbers.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
     "gelu_erf": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=False)),

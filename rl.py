@@ -50,7 +50,7 @@ class Rewarded(Objective):
 
     def __init__(self, run: Run, own: Kept, sampler: Sampler, reward: Reward):
         self.options, self.own, self.sampler, self.reward = run.options, own, sampler, reward
-        self.begun = for_inference(load_start(run, own), run.options.dtype)
+        self.begun = sampler.limit(for_inference(load_start(run, own), run.options.dtype))
         self.shown = Path(run.options.out_dir, "rollouts.jsonl")
 
     def begin(self, i, evaluated):
@@ -65,8 +65,7 @@ class Rewarded(Objective):
         return sum(len(answer.prompt) + len(answer.tokens) for answer in batch.answers)
 
     def step(self, state, batch):
-        V = self.sampler.vocab_size(state.model)
-        state, report = take_step(state, batch, self.options, self.own, self.begun, V)
+        state, report = take_step(state, batch, self.options, self.own, self.begun)
         self.taught = self.taught or bool(report["weighted"] > 0)
         return state, report
 

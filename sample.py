@@ -40,7 +40,8 @@ from common.command_line import (
 from common.files import decode_text, refusing
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer
-from generation.decode import Settings, generate
+from generation.decode import generate, limit_vocabulary
+from generation.sampling import Settings
 from model import GPT
 from parallel.machines import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
@@ -84,7 +85,8 @@ def main(argv: list[str]) -> None:
     with refusing(f"--start={spell(options.start)}", "give another", UserError):
         prompt = tokenizer.encode(text, add_special_tokens=options.add_special_tokens and "before")
     block_size = model.config.block_size
-    known = tokenizer.in_common(model.config.vocab_size)
+    model = limit_vocabulary(model, tokenizer.vocab_size)
+    known = len(model.head)
     if not len(prompt) or prompt.max() >= known:  # some tokenizers drop spaces
         raise UserError(
             f"--start={options.start!r}: gives no token, or one that is not of the model's {known}"
@@ -93,7 +95,7 @@ def main(argv: list[str]) -> None:
     if len(prompt) > block_size:
         print(f"note: of {len(prompt)} tokens the model reads the last {block_size}", file=sys.stderr)
     if options.prompt_logprobs:
-        write_logprobs(model, prompt[-block_size:], tokenizer, known)
+        write_logprobs(model, prompt[-block_size:], tokenizer)
     chunks = generate(
         model,
         np.tile(prompt, (options.num_samples, 1)),
@@ -101,7 +103,6 @@ def main(argv: list[str]) -> None:
         max_new_tokens=options.max_new_tokens,
         settings=Settings(*(getattr(options, name) for name in Settings._fields)),
         bias=bias,
-        vocab_size=known,
     )
     write_samples(text, chunks, tokenizer, list(ends))
 
@@ -122,9 +123,9 @@ def read_prompt(start: str) -> str:
     return decode_text(path.read_bytes(), str(path))
 
 
-def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokenizer, known: int) -> None:
+def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokenizer) -> None:
     """Write a line for each token, with its log-probability before all settings. The first has none."""
-    logits = eqx.filter_jit(model)(jnp.asarray(prompt)[None])[0, :, :known]  # (T, V)
+    logits = eqx.filter_jit(model)(jnp.asarray(prompt)[None])[0]  # (T, V)
     nats = optax.softmax_cross_entropy_with_integer_labels(logits[:-1], prompt[1:])  # (T - 1,)
     for token, logprob in zip(prompt.tolist(), ["", *(f"{-x:.4f}" for x in nats)], strict=True):
         print(f"{logprob:>9}  {tokenizer.decode([token])!r}")

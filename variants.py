@@ -107,8 +107,8 @@ def linear_weights(model: GPT) -> list:
     return [layer.weight for layer in layers if isinstance(layer, Linear)]
 
 
-def mup_rates(options, is_matrix: Callable[..., bool]) -> optax.GradientTransformation:
-    """Scale the updates of the matrices in the blocks: `is_matrix` knows them by path and array.
+def mup_rates(options, is_block_matrix: Callable[..., bool]) -> optax.GradientTransformation:
+    """Scale the updates of the matrices in the blocks, which are known by path and array.
 
     The spectral norm of Muon's step should be proportional to sqrt(out / in) (arXiv:2310.17813), and
     `like_adam` makes it grow with sqrt(in). So the rate is divided by n and multiplied by the root of the
@@ -117,7 +117,7 @@ def mup_rates(options, is_matrix: Callable[..., bool]) -> optax.GradientTransfor
     n, r = width_multiplier(options), head_multiplier(options)
 
     def scale(path, x):
-        if path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
+        if path[-1].name == "lora_b" or not is_block_matrix(path, x):
             return x
         weight = path[-1].name == "weight"  # and not an adapter's A
         outputs = r if x.ndim == 4 else n  # Muon's matrix in (L, in, heads, C) is a head's

@@ -107,10 +107,6 @@ class Tokenizer(ABC):
         They may be part of a character. SentencePiece puts a space before a text, which is not of the first.
         """
 
-    def in_common(self, vocab_size: int) -> int:
-        """Return how many tokens a model of this `vocab_size` draws from: either may have more."""
-        return min(self.vocab_size, vocab_size)
-
     def decode(self, ids: Iterable[int]) -> str:
         """Return a text. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
         return self.stream()(ids, final=True)

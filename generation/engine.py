@@ -21,8 +21,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from generation.decode import CHUNK, GREEDY, PLAIN, PREFILL_CHUNK, Rows, Settings, Tally, keys_of_rows, start
-from generation.slots import Likelihood, copy_slot, decode_slots, prefill_slots
+from generation.decode import (
+    CHUNK,
+    PREFILL_CHUNK,
+    Chunk,
+    Likelihood,
+    Rows,
+    copy_slot,
+    decode,
+    keys_of_rows,
+    prefill,
+    start,
+)
+from generation.sampling import GREEDY, PLAIN, Settings, Tally
 from model import GPT
 
 PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens in a chunk of a prompt
@@ -47,7 +58,7 @@ class Request:
 
     @property
     def penalized(self) -> bool:
-        return self.settings[-3:] != PLAIN[-3:] or len(self.bias) > 0
+        return self.settings.penalties != PLAIN.penalties or len(self.bias) > 0
 
 
 class Piece(NamedTuple):
@@ -73,8 +84,8 @@ class Engine:
     Queries attend to a bucket of the cache, the shortest of a few lengths that holds all sequences.
     """
 
-    def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
-        self.vocab_size = vocab_size or model.config.vocab_size
+    def __init__(self, model: GPT, slots: int):
+        self.vocab_size = len(model.head)
         self.block_size = model.config.block_size
         self.prompt_chunks = sorted({min(T, max(1, self.block_size // 2)) for T in PREFILL_CHUNKS})
         self.short_prompts = min(SHORT_PROMPTS, slots)
@@ -86,8 +97,7 @@ class Engine:
         self.unread: list[int] = []  # slots whose prompt is not prefilled yet, in order
         self.rows = Rows.empty(slots, self.vocab_size)
         self.no_tally = {W: on_device(Tally.empty(W, self.vocab_size)) for W in self.widths}
-        self.wants_logprobs = np.zeros(slots, bool)
-        self.decoder, self.cache = start(model, slots, self.block_size, self.vocab_size)
+        self.decoder, self.cache = start(model, slots, self.block_size)
 
     @property
     def free(self) -> int:
@@ -136,7 +146,7 @@ class Engine:
             x[slot] = 0
         self.rows.tally.prompt[slot, request.prompt] = True
         self.rows.tally.bias[slot, list(request.bias)] = list(request.bias.values())
-        self.wants_logprobs[slot] = request.logprobs
+        self.rows.wanted[slot] = request.logprobs
         if like is None:
             self.unread.append(slot)
         else:
@@ -149,7 +159,7 @@ class Engine:
         del self.sequences[slot]
         self.rows.left[slot] = self.rows.length[slot] = 0
         self.rows.settings[slot] = GREEDY
-        self.wants_logprobs[slot] = False
+        self.rows.wanted[slot] = False
         if slot in self.unread:
             self.unread.remove(slot)
 
@@ -219,8 +229,8 @@ class Engine:
 
     def _call_prefill(self, slots: list[int], tokens, first, following=None) -> Likelihood | None:
         bucket = self.block_size if len(slots) == 1 else self.buckets[0]
-        rows = np.array(slots, np.int32), tokens, first, following
-        likelihood, self.cache = prefill_slots(self.decoder, self.cache, *rows, bucket)
+        chunk = Chunk(tokens, first, np.array(slots, np.int32), following)
+        likelihood, self.cache = prefill(self.decoder, self.cache, chunk, bucket)
         return jax.device_get(likelihood)
 
     def draw(self, most: int = CHUNK) -> list[Piece]:
@@ -238,18 +248,16 @@ class Engine:
         np.minimum(self.rows.left, most, out=self.rows.left)
         tokens, likelihood = self._call_decode(W, bucket, min(n, most))
         tokens = np.asarray(tokens)
-        if self.wants_logprobs.any():
+        if self.rows.wanted.any():
             likelihood = jax.device_get(likelihood)
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
 
     def _call_decode(self, W: int, bucket: int, n: int) -> tuple[jax.Array, Likelihood]:
-        rows, wanted = jax.tree.map(lambda x: x[:W], (self.rows, self.wants_logprobs))
+        rows = jax.tree.map(lambda x: x[:W], self.rows)
         penalized = any(request.penalized for request, _ in self.sequences.values())
         # A tally that changes nothing is not sent to the device again.
         rows = rows._replace(tally=on_device(rows.tally) if penalized else self.no_tally[W])
-        tokens, likelihood, self.cache = decode_slots(
-            self.decoder, self.cache, rows, wanted, np.int32(n), bucket
-        )
+        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, np.int32(n), bucket)
         return tokens, likelihood
 
     def _bucket(self, longest: int, n: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import runpy
 import signal
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from typing import NamedTuple
 
 import jax
@@ -17,8 +17,9 @@ from common.files import first_line
 from data.conversations import Renderer
 from data.tasks import Question
 from data.tokenizer import Tokenizer, end_tokens
-from generation.decode import PLAIN, Settings
+from generation.decode import limit_vocabulary
 from generation.engine import Engine, Request
+from generation.sampling import PLAIN, Settings
 from model import GPT
 
 SLOTS = 64  # answers that are drawn at once
@@ -46,8 +47,9 @@ class Sampler:
         self, model: GPT, asked: list[Question], keys: PRNGKeyArray, settings: Settings = PLAIN
     ) -> list[Answer]:
         """Draw an answer to each question. Raises UserError for a question that is too long."""
+        model = self.limit(model)
         prompts = [self.prompt(question, model) for question in asked]
-        engine = Engine(model, min(SLOTS, len(asked)), self.vocab_size(model))
+        engine = Engine(model, min(SLOTS, len(asked)))
         tokens, logprobs = ([[] for _ in asked] for _ in range(2))
         waiting, owner = list(range(len(asked)))[::-1], {}
 
@@ -72,13 +74,13 @@ class Sampler:
                     logprobs[owner[piece.slot]] += piece.likelihood.chosen.tolist()  # ty: ignore[missing-union-attribute]
         return [self.answer(*parts) for parts in zip(prompts, tokens, logprobs, strict=True)]
 
-    def vocab_size(self, model: GPT) -> int:
-        """Return how many tokens answers are drawn from."""
-        return self.renderer.tokenizer.in_common(model.config.vocab_size)
+    def limit(self, model: GPT) -> GPT:
+        """Return the model of the tokens that answers are drawn from."""
+        return limit_vocabulary(model, self.renderer.tokenizer.vocab_size)
 
     def prompt(self, question: Question, model: GPT) -> Int[np.ndarray, " P"]:
         prompt, block_size = self.renderer.prompt(question.conversation[:1]), model.config.block_size
-        if prompt.max() >= (V := self.vocab_size(model)):
+        if prompt.max() >= (V := len(model.head)):
             raise UserError(f"question {question.text!r} has a token that is not of the model's {V}")
         if len(prompt) + self.max_new_tokens > block_size:
             raise UserError(
@@ -127,7 +129,7 @@ def score(reward: Reward, question: Question, text: str) -> float:
     """Return the reward of an answer. Raises UserError for one that fails, hangs or is no number."""
     what = f"the reward of an answer to {question.text!r}"
     try:
-        with patience(PATIENCE):
+        with patience(PATIENCE), chdir("."):  # a reward may go to another folder
             value = reward(question, text)
         if isinstance(value, str):
             raise TypeError(f"{value!r} is text")
@@ -172,7 +174,8 @@ def load_reward(text: str | None) -> Reward:
         return is_right
     path, _, name = text.rpartition(":")
     try:
-        return runpy.run_path(path)[name]
+        with chdir("."):
+            return runpy.run_path(path)[name]
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from common.files import write_whole
 from data.tasks import named_tasks, questions
-from generation.decode import GREEDY
+from generation.sampling import GREEDY
 from model import GPT
 from rewards.answers import Reward, Sampler, draw
 from rewards.options import RewardOptions
@@ -39,7 +39,7 @@ def rollouts(model: GPT, start: GPT, own: RewardOptions, sampler: Sampler, rewar
     asked = [question for question in shown for _ in range(own.group)]
     _, answers, rewards = draw(model, asked, jax.random.key(0), sampler, reward)
     x, y = rows_of(answers, model.config.block_size)
-    before = np.asarray(compiled_log_probabilities(start, x, y, sampler.vocab_size(start)))
+    before = np.asarray(compiled_log_probabilities(start, x, y))
     lines = [
         {
             **{"tokens": answer.tokens.tolist(), "text": answer.text},

@@ -1,5 +1,6 @@
 """The policy gradient: draw answers, weigh each by its advantage, and make the better ones likelier."""
 
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,10 +14,11 @@ from jaxtyping import Array, Float, Int
 
 from config.options import Options
 from data.tasks import mixed, named_tasks
+from generation.decode import limit_vocabulary
 from model import GPT
 from rewards.answers import Answer, Draws, Reward, Sampler, draw
 from rewards.options import RewardOptions
-from training.compute import How, choose_how, faster, for_inference
+from training.compute import choose_how, faster, for_inference
 from training.lora import merge, partition_trainable
 from training.state import TrainState
 from training.step import update
@@ -57,10 +59,10 @@ def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N 
 
 
 def log_probabilities(
-    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"], V: int
+    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"]
 ) -> Float[Array, "B T"]:
-    """Compute log p of each target among the V tokens that are drawn; 0 where there is none."""
-    logprobs = jax.nn.log_softmax(model(jnp.asarray(x))[..., :V].astype(jnp.float32))
+    """Compute log p of each target; 0 where there is none."""
+    logprobs = jax.nn.log_softmax(model(jnp.asarray(x)).astype(jnp.float32))
     chosen = jnp.take_along_axis(logprobs, jnp.maximum(y, 0)[..., None], -1)[..., 0]
     return jnp.where(y >= 0, chosen, 0)
 
@@ -69,7 +71,7 @@ compiled_log_probabilities = eqx.filter_jit(log_probabilities)
 
 
 def policy_gradient(
-    weights: GPT, frozen: GPT, how: How, x, y, weights_of_rows, V: int
+    weights: GPT, frozen: GPT, compute: Callable[[GPT], GPT], x, y, weights_of_rows
 ) -> tuple[Float[Array, ""], GPT, Float[Array, "A B T"]]:
     """Return the sum of -weight x log p(answer), its gradients, and log p of each target.
 
@@ -78,7 +80,7 @@ def policy_gradient(
 
     @partial(eqx.filter_value_and_grad, has_aux=True)
     def of_microbatch(weights, x, y, of_rows):
-        logprobs = log_probabilities(faster(eqx.combine(weights, frozen), how), x, y, V)
+        logprobs = log_probabilities(compute(eqx.combine(weights, frozen)), x, y)
         return -(of_rows * logprobs.sum(-1)).sum(), logprobs
 
     def add(total, microbatch):
@@ -105,17 +107,25 @@ def policy_step(
     options: Options,
     V: int,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]], Float[Array, "A B T"]]:
-    """Follow the gradient of the sum of weight x log p(answer). Return log p before the step, too."""
-    parts, how = partition_trainable(state.model), choose_how(options, state.model.config)
-    loss, gradients, logprobs = policy_gradient(*parts, how, x, y, weights_of_rows, V)
+    """Follow the gradient of the sum of weight x log p(answer). Return log p before the step, too.
+
+    Answers are drawn from the first V tokens.
+    """
+    how = choose_how(options, state.model.config)
+
+    def compute(model):
+        return limit_vocabulary(faster(model, how), V)
+
+    parts = partition_trainable(state.model)
+    loss, gradients, logprobs = policy_gradient(*parts, compute, x, y, weights_of_rows)
     return *update(state, loss, gradients, options), logprobs
 
 
 def take_step(
-    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT, V: int
+    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT
 ) -> tuple[TrainState, dict[str, Any]]:
     """Learn from answers that the state's own weights drew. Return the next state, and what is recorded."""
-    asked, answers, rewards = drawn
+    (asked, answers, rewards), V = drawn, len(start.head)
     tokens = np.concatenate([answer.logprobs for answer in answers])
     report = {
         "reward": rewards.mean(),
@@ -129,8 +139,8 @@ def take_step(
     by_engine[y >= 0] = tokens
     if own.kl:
         # Both by one program: else rounding would be a reward, of which Adam makes full steps.
-        now = for_inference(merge(state.model), options.dtype)
-        now, before = (compiled_log_probabilities(model, x, y, V) for model in (now, start))
+        now = limit_vocabulary(for_inference(merge(state.model), options.dtype), V)
+        now, before = (compiled_log_probabilities(model, x, y) for model in (now, start))
         apart = np.asarray(now - before, float).sum(-1)
         rewards = rewards - own.kl * apart
         report["kl"] = apart.sum() / len(tokens)  # nats a token

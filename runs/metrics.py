@@ -22,7 +22,7 @@ from config.options import Options
 from model import GPTConfig
 from parallel.machines import peak_memory
 from training.compute import choose_how
-from training.optimizer import is_matrix
+from training.optimizer import is_block_matrix
 
 SHOW_EVERY = 10  # seconds between lines of progress
 Number = FiniteFloat | Annotated[int, Field(lt=2**32)]
@@ -44,7 +44,7 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
     """
     model = eqx.filter_eval_shape(config.build, jax.random.key(0))
     arrays = jax.tree.leaves_with_path(model)
-    blocks = sum(x.size for path, x in arrays if path[0].name == "blocks" and is_matrix(path, x))
+    blocks = sum(x.size for path, x in arrays if is_block_matrix(path, x))
     matrices = blocks + config.vocab_size * config.n_embd
     N = min(config.window or T, T)
     return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * config.n_head * config.head_size

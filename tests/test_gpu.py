@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fast import fused_attention
+from fast import How, fused_attention
 from model import GPT, attention, causal_mask
 from tests.generation.test_cache import in_chunks
 from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, distance, run_python, saved_state
@@ -35,7 +35,7 @@ def test_cudnns_attention_and_its_gradient_are_those_of_float32(documents, windo
     mask = causal_mask(jnp.arange(T)[None], T, window, begins)
 
     def by_cudnn(q, k, v):
-        return fused_attention(q, k, v, begins, "cudnn", window, "bfloat16")
+        return fused_attention(q, k, v, begins, window, How("bfloat16", kernel="cudnn"))
 
     def by_einsum(q, k, v):
         return attention(q, k, v, mask)

@@ -20,7 +20,7 @@ from data.tasks import main as write_tasks
 from data.tokenizer import from_json
 from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
-from fast import How
+from fast import How, faster
 from rewards import answers, policy
 from rewards.evaluation import keep_lines
 from runs.checkpoint import Checkpoints
@@ -106,7 +106,8 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
 
     @jax.jit
     def found(model, x, y, of_rows):
-        return policy.policy_gradient(model, jax.tree.map(lambda _: None, model), How(), x, y, of_rows, 300)
+        frozen = jax.tree.map(lambda _: None, model)
+        return policy.policy_gradient(model, frozen, lambda model: faster(model, How()), x, y, of_rows)
 
     loss, gradients = jax.jit(jax.value_and_grad(expected))(model)
     for A in (1, 4):
@@ -419,6 +420,14 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, bas
     (tmp_path / "mine.py").write_text("raise SystemExit(0)")
     text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
     assert "cannot be loaded (SystemExit: 0)" in text
+
+
+def test_a_reward_that_goes_to_another_folder_leaves_the_run_in_its_own(base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "import os\nos.chdir('/')\ndef check(question, text):\n    os.chdir('/')\n    return len(text)\n"
+    Path("mine.py").write_text(code)
+    learn(base, Path("out"), reward="mine.py:check", max_iters=1)
+    assert {"metrics.jsonl", "rollouts.jsonl", "loss.png"} <= {path.name for path in Path("out").iterdir()}
 
 
 @pytest.mark.parametrize(

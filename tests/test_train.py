@@ -40,6 +40,7 @@ from tests.helpers import (
     assert_same_bits,
     contents,
     error_line,
+    losses,
     newest_checkpoint,
     records,
     refusal,
@@ -224,9 +225,13 @@ def test_a_closed_stream_changes_nothing(tiny, tmp_path, closed):
     assert saved_iterations(tmp_path) == [1]
 
 
-def test_the_variable_that_turns_jit_off_changes_nothing(tiny, tmp_path):
-    done = run_python("train.py", *tiny(tmp_path, max_iters=1), JAX_DISABLE_JIT=1)
+def test_jaxs_own_variables_change_nothing(tiny, tmp_path):
+    variables = dict(JAX_DISABLE_JIT=1, JAX_NUMPY_RANK_PROMOTION="raise", JAX_NUMPY_DTYPE_PROMOTION="strict")
+    variables |= dict(JAX_TRANSFER_GUARD="disallow", JAX_DEFAULT_PRNG_IMPL="rbg")
+    done = run_python("train.py", *tiny(tmp_path / "set", max_iters=1, dropout=0.1), **variables)
     assert done.returncode == 0, done.stderr
+    train.main(tiny(tmp_path / "unset", max_iters=1, dropout=0.1))
+    assert losses(tmp_path / "set") == losses(tmp_path / "unset")
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def deferred_reduction_axes(model: GPT) -> tuple[str, ...]:
     return tuple(axis for axis in axes if mesh.shape[axis] > 1)
 
 
-def reduce_once(axes: tuple[str, ...], average: Callable, weights: GPT, frozen: GPT, targets, *batch):
+def reduce_once(axes: tuple[str, ...], average: Callable, weights: GPT, frozen: GPT, targets, batch):
     """Have each device `average` its own rows over the microbatches; then average once over the devices.
 
     XLA alone would sum gradients over the devices in every microbatch. By plan.py's estimate, a step of GPT-2
@@ -36,11 +36,11 @@ def reduce_once(axes: tuple[str, ...], average: Callable, weights: GPT, frozen: 
     rows, devices = P(None, axes), math.prod(current_mesh().shape[axis] for axis in axes)
     return jax.shard_map(
         lambda *args: lax.pmean(average(*args), axes),
-        in_specs=(P(), P(), P(), rows, rows, rows),
+        in_specs=(P(), P(), P(), rows),
         out_specs=P(),
         axis_names=set(axes),
         check_vma=False,
-    )(weights, frozen, targets / devices, *batch)
+    )(weights, frozen, targets / devices, batch)
 
 
 CPU_TOKENS = 2048  # a CPU cuts larger microbatches, so that temporaries stay in its caches

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from docs.figures import BLUE, GREY, LIGHT, save
-from generation.decode import keep_top_k, keep_top_p, scale
+from generation.sampling import keep_top_k, keep_top_p, scale
 
 LETTERS = "eatoinshrz"
 LOGITS = jnp.array([[2.5, 2.0, 1.9, 1.2, 0.8, 0.5, 0.1, -0.4, -1.0, -2.0]])

@@ -34,7 +34,7 @@ def test_a_kernel_computes_what_einsum_does_and_its_gradient(kernel, documents, 
     mask = causal_mask(jnp.arange(T)[None], T, window, begins)
 
     def by_kernel(q, k, v):
-        return fused_attention(q, k, v, begins, kernel, window, "float32")
+        return fused_attention(q, k, v, begins, window, How(kernel=kernel))
 
     def by_einsum(q, k, v):
         return attention(q, k, v, mask)
@@ -59,7 +59,7 @@ def test_each_device_computes_its_own_rows_and_heads_and_sends_nothing(kernel, o
         operands = [jax.device_put(x, place) for x in (q, k, v)]
 
         def loss(q, k, v):
-            return fused_attention(q, k, v, documents, kernel, 50, "float32")
+            return fused_attention(q, k, v, documents, 50, How(kernel=kernel))
 
         program = jax.jit(loss).lower(*operands).compile().as_text()
     assert f"f32[1,{H // 2},{T},{C}]" in program or f"f32[1,{T},{H // 2},{C}]" in program

@@ -13,7 +13,8 @@ import pytest
 from fast import How, faster, rounded
 from generation import decode as decoding
 from generation.cache import Cache, forward_with_cache, unstack_blocks
-from generation.decode import CHUNK, DATA, GREEDY, PLAIN, Rows, Settings, generate, prepare, start
+from generation.decode import CHUNK, DATA, Rows, generate, limit_vocabulary, prepare, start
+from generation.sampling import GREEDY, PLAIN, Settings
 from model import GPT, GPTConfig
 from tests.helpers import slowly
 
@@ -50,10 +51,10 @@ def prompt(B, P, seed=0):
     return np.random.default_rng(seed).integers(0, SHAPE["vocab_size"], (B, P), dtype=np.int32)
 
 
-def generated(model, prompt, n, *, key=KEY, vocab_size=None, **settings):
+def generated(model, prompt, n, *, key=KEY, **settings):
     """The new tokens, (B, n)."""
     settings = Settings(**settings)
-    chunks = generate(model, prompt, key=key, max_new_tokens=n, settings=settings, vocab_size=vocab_size)
+    chunks = generate(model, prompt, key=key, max_new_tokens=n, settings=settings)
     return np.concatenate(list(chunks), axis=1)
 
 
@@ -118,13 +119,13 @@ def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2,
     contexts, chunks = [], []  # the tokens that each new one reads; where prompts are read, and how much
     prefill, decode = decoding.prefill, decoding.decode
 
-    def spied_prefill(decoder, cache, tokens, length):
-        chunks.append((int(length[0]), tokens.shape[1], len(contexts)))
-        return prefill(decoder, cache, tokens, length)
+    def spied_prefill(decoder, cache, chunk):
+        chunks.append((int(chunk.length[0]), chunk.tokens.shape[1], len(contexts)))
+        return prefill(decoder, cache, chunk)
 
-    def spied_decode(decoder, cache, rows, n, constants):
+    def spied_decode(decoder, cache, rows, n, *, constants):
         contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
-        return decode(decoder, cache, rows, n, constants)
+        return decode(decoder, cache, rows, n, constants=constants)
 
     monkeypatch.setattr(decoding, "prefill", spied_prefill)
     monkeypatch.setattr(decoding, "decode", spied_decode)
@@ -166,7 +167,7 @@ def test_padding_of_the_vocabulary_is_never_drawn(gpt2):
     favoured = eqx.tree_at(lambda model: model.wte, gpt2, replace_fn=lambda wte: wte.at[50:].multiply(10))
     start = prompt(2, 5) % 50
     assert (generated(favoured, start, 30) >= 50).any()
-    assert (generated(favoured, start, 30, vocab_size=50) < 50).all()
+    assert (generated(limit_vocabulary(favoured, 50), start, 30) < 50).all()
 
 
 # --- how it is run ----------------------------------------------------------------------------------------
@@ -182,13 +183,13 @@ def test_it_is_compiled_once_for_all_settings_and_for_lengths_of_the_same_power_
 
 
 def test_a_program_for_settings_that_change_nothing_has_no_branches_and_draws_the_same_tokens():
-    model, rows = make(CONFIGS["gpt2"]), Rows.empty(2, SHAPE["vocab_size"])
+    model, rows = make(CONFIGS["gpt2"]), Rows.empty(2, SHAPE["vocab_size"])._replace(wanted=None)
     for settings in (PLAIN, GREEDY):
         rows.settings[:], rows.key[:], rows.left[:] = settings, [[0, 1], [0, 2]], 20
         drawn = []
         for constants, branches in ((DATA, True), (tuple(settings), False)):
-            decoder, cache = start(model, 2, S, SHAPE["vocab_size"])
-            program = decoding.decode.lower(decoder, cache, rows, np.int32(20), constants).compile()
+            decoder, cache = start(model, 2, S)
+            program = decoding.decode.lower(decoder, cache, rows, np.int32(20), constants=constants).compile()
             assert (" conditional(" in program.as_text()) == branches
             drawn.append(np.asarray(program(decoder, cache, rows, np.int32(20))[0]))
         assert (drawn[0] == drawn[1]).all()
@@ -217,7 +218,7 @@ def test_no_tokens_are_made_where_none_are_asked_for(gpt2):
 def test_the_weights_of_products_are_cast_once():
     """And the model computes what it did, to the bit; tokens are looked up in float32."""
     model = faster(make(CONFIGS["gpt2"]), How(dtype="bfloat16"))
-    cast, blocks = jax.jit(prepare, static_argnums=1)(rounded(model), SHAPE["vocab_size"])
+    cast, blocks = jax.jit(prepare)(rounded(model))
     block = blocks[0]
     assert {block.attn.c_q.weight.dtype, block.mlp.c_proj.weight.dtype} == {jnp.dtype("bfloat16")}
     assert (cast.head.dtype, cast.wte.dtype, block.ln_1.weight.dtype) == ("bfloat16", *2 * ["float32"])

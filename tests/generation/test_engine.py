@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from generation.decode import PLAIN, Settings, generate, keys_of_rows
+from generation.decode import LIKELIEST, decode, generate, keys_of_rows, prefill
 from generation.engine import Engine, Request
-from generation.slots import LIKELIEST, decode_slots, prefill_slots
+from generation.sampling import PLAIN, Settings
 from parallel.mesh import make_mesh, shard
 from tests.helpers import MODERN, slowly
 from tests.models import TINY, changed, forward, large
@@ -128,12 +128,12 @@ def test_attention_reads_no_more_of_the_cache_than_holds_all_rows(long_model, mo
     expected = together(reads_all, requests)
     buckets = []
 
-    def spied_decode(decoder, cache, rows, wants_logprobs, n, bucket):
+    def spied_decode(decoder, cache, rows, n, bucket):
         filled = int((rows.length + rows.left).max())
         buckets.append((bucket, filled))
-        return decode_slots(decoder, cache, rows, wants_logprobs, n, bucket)
+        return decode(decoder, cache, rows, n, bucket)
 
-    monkeypatch.setattr("generation.engine.decode_slots", spied_decode)
+    monkeypatch.setattr("generation.engine.decode", spied_decode)
     assert together(Engine(long_model, 3), requests) == expected
     assert {bucket for bucket, _ in buckets} == {37, 112, 150}
     assert all(filled < bucket or bucket == 150 for bucket, filled in buckets)
@@ -156,16 +156,16 @@ def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
     """Prompts of one token need no reading, and one whose probabilities are asked for is read alone."""
     calls = []
 
-    def spied_prefill(decoder, cache, slots, tokens, length, following, bucket):
-        calls.append((sorted(set(slots.tolist())), tokens.shape, bucket))
-        return prefill_slots(decoder, cache, slots, tokens, length, following, bucket)
+    def spied_prefill(decoder, cache, chunk, bucket):
+        calls.append((sorted(set(chunk.slots.tolist())), chunk.tokens.shape, bucket))
+        return prefill(decoder, cache, chunk, bucket)
 
     requests = [
         Request(np.arange(P, dtype=np.int32) % V, jax.random.key(P), 20, prompt_logprobs=P == 16)
         for P in (9, 3, 17, 4, 5, 6, 7, 8, 2, 10, 11, 16, 1, 12, 3)
     ]
     expected = [alone(long_model, one) for one in requests]
-    monkeypatch.setattr("generation.engine.prefill_slots", spied_prefill)
+    monkeypatch.setattr("generation.engine.prefill", spied_prefill)
     assert together(Engine(long_model, 15), requests) == expected
     assert calls == [
         ([*range(8)], (8, 16), 37),

@@ -13,8 +13,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from generation import decode as sampling
-from generation.decode import PLAIN, Settings, Tally, keep_min_p, keep_top_k, keep_top_p
+from generation import sampling
+from generation.sampling import PLAIN, Settings, Tally, keep_min_p, keep_top_k, keep_top_p
 
 B, V = 200, 65
 LOGITS = np.random.default_rng(0).normal(scale=3, size=(B, V)).astype(np.float32)

@@ -20,7 +20,8 @@ from jax import lax
 
 from common.errors import UserError
 from config.options import Options
-from generation.decode import GREEDY, generate
+from generation.decode import generate
+from generation.sampling import GREEDY
 from model import GPT, GPTConfig
 from training.state import create_state
 

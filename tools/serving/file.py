@@ -54,7 +54,7 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, chat: Chat, ke
     `known` has the name, version and example. Raises UserError for a tokenizer that the page cannot follow.
     """
     config = model.config
-    vocab_size = tokenizer.in_common(config.vocab_size)
+    vocab_size = min(tokenizer.vocab_size, config.vocab_size)
     arrays = {leaf_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
     arrays |= {name: arrays[name][:vocab_size] for name in ("wte", "lm_head") if name in arrays}
     parts = {name: keep(name, x, kept) for name, x in arrays.items()}

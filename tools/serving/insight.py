@@ -6,7 +6,6 @@ import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,7 +21,8 @@ from pydantic import Field
 
 from common.command_line import spell
 from common.errors import UserError
-from generation.decode import Settings, drawn_from, generate
+from generation.decode import generate, limit_vocabulary
+from generation.sampling import Settings, drawn_from
 from model import GPT
 from runs.checkpoint import arrays_by_name
 from tools.inside.views import attention, heads, lens, limits, padded
@@ -211,7 +211,7 @@ def places_of(request: Request, served: Here, fields: PlacesBody) -> Response:
         raise ApiError(f"prompt is {fields.prompt}, and the text has {len(ids)} tokens", "prompt")
     with turn(served, request):
         model = weights_of(served, fields.checkpoint)
-        seen = places(model, ids, fields.prompt, fields, served.vocab_size)
+        seen = places(limit_vocabulary(model, served.vocab_size), ids, fields.prompt, fields)
     columns = seen.likeliest.tolist(), *(rounded(np.asarray(x)) for x in seen[1:])
     found = [dict(zip(seen._fields, place, strict=True)) for place in zip(*columns, strict=True)]
     del found[-1]["before"], found[-1]["after"]  # no token stands after the text
@@ -268,12 +268,11 @@ def write(request: Request, served: Here, fields: WriteBody) -> Response:
         raise ApiError(f"max_tokens is {fields.max_tokens}, expected {most} at most", "max_tokens")
     with turn(served, request):
         drawn = generate(
-            weights_of(served, fields.checkpoint),
+            limit_vocabulary(weights_of(served, fields.checkpoint), served.vocab_size),
             ids[None],
             key=jax.random.key(fields.seed),
             max_new_tokens=fields.max_tokens,
             settings=fields.settings,
-            vocab_size=served.vocab_size,
         )
         new = np.concatenate(list(drawn), axis=1)[0]
     ends = np.flatnonzero(np.isin(new, served.ends))[:1] + 1
@@ -317,32 +316,28 @@ def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int
         first, start = last + 1, last + 1 - max(1, block_size // 2)
 
 
-def places(model: GPT, ids: Int[np.ndarray, " T"], prompt: int, drawing: Drawing, vocab_size: int) -> Places:
+def places(model: GPT, ids: Int[np.ndarray, " T"], prompt: int, drawing: Drawing) -> Places:
     """Compute the last places, up to the one after the text, where token 0 stands for the one to come."""
     settings = np.array(drawing.settings, np.float32)
     following, found = np.append(ids[1:], np.int32(0)), []
     for start, first, last in windows(len(ids), prompt, model.config.block_size):
         rows = padded(model, ids[start:last]), padded(model, following[start:last])[0]
-        window = jax.device_get(_places(model, *rows, settings, vocab_size))
+        window = jax.device_get(_places(model, *rows, settings))
         found.append([x[first - 1 - start : last - start] for x in window])
     return Places(*map(np.concatenate, zip(*found, strict=True)))
 
 
-@partial(jax.jit, static_argnames="vocab_size")
+@jax.jit
 def _places(
-    model: GPT,
-    tokens: Int[Array, "1 T"],
-    following: Int[Array, " T"],
-    settings: Float[Array, " 7"],
-    vocab_size: int,
+    model: GPT, tokens: Int[Array, "1 T"], following: Int[Array, " T"], settings: Float[Array, " 7"]
 ) -> Places:
     def place(x: Float[Array, " D"], chosen: Int[Array, ""]) -> Places:
-        logits = model.logits(x[None, None])[0, :, :vocab_size]  # (1, V)
+        logits = model.logits(x[None, None])[0]  # (1, V)
         kept = drawn_from(logits, Settings(*settings))
-        greedy = jax.nn.one_hot(jnp.argmax(logits), vocab_size)
+        greedy = jax.nn.one_hot(jnp.argmax(logits), logits.shape[1])
         after = jnp.where(settings[0] == 0, greedy, jax.nn.softmax(kept[0]))
         before = jax.nn.softmax(logits[0])
-        likeliest, ids = lax.top_k(before, min(LIKELIEST, vocab_size))
+        likeliest, ids = lax.top_k(before, min(LIKELIEST, len(before)))
         return Places(ids, likeliest, after[ids], before[chosen], after[chosen])
 
     x = model.features(tokens)[0]  # (T, D)

@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from common.command_line import Fraction, Penalty, Repetition, TopK, TopP, spell
 from common.errors import UserError
-from generation.decode import Settings
 from generation.engine import Request
+from generation.sampling import Settings
 from tools.serving.served import Served
 from tools.serving.server import ApiError
 

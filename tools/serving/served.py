@@ -18,6 +18,7 @@ from common.errors import UserError
 from config.options import RESUMING
 from data.dataset import Dataset
 from data.tokenizer import Tokenizer, document_start, end_tokens, same_tokens
+from generation.decode import limit_vocabulary
 from generation.engine import Engine
 from model import GPT
 from parallel.mesh import check_fit
@@ -149,8 +150,10 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
     if options.beside and not same_tokens(latest_manifest(options.beside).tokenizer, description):
         raise UserError(f"--beside={options.beside}: has another vocabulary than --out_dir={options.out_dir}")
     others = [Run(options.beside, options.dtype, beside=True)] if options.beside else []
-    vocab_size = tokenizer.in_common(model.config.vocab_size)
-    make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
+
+    def make_engine(model: GPT) -> Engine:
+        return Engine(limit_vocabulary(model, tokenizer.vocab_size), options.slots)
+
     # A run's conversations begin as its documents do; a pretrained model's template writes all there is.
     chat = Chat(tokenizer.description, document_start(description) if of_a_run else None)
     if chat.broken:

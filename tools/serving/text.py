@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data.tokenizer import Tokenizer
+from generation.decode import Likelihood
 from generation.engine import Piece
-from generation.slots import Likelihood
 
 
 class Token(NamedTuple):

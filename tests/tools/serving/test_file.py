@@ -22,7 +22,8 @@ from data.conversations import Renderer
 from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
-from generation.decode import GREEDY, generate
+from generation.decode import generate
+from generation.sampling import GREEDY
 from model import GPT, GPTConfig, leaf_name
 from runs.load import load_run
 from tests.helpers import ROOT

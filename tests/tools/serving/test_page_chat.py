@@ -10,7 +10,8 @@ from data.conversations import Renderer
 from data.tokenizer import end_tokens
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
-from generation.decode import GREEDY, generate
+from generation.decode import generate
+from generation.sampling import GREEDY
 from runs.load import load_run
 from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random

@@ -63,7 +63,7 @@ const rows = (x, size) => Array.from({ length: x.length / size }, (_, t) => x.su
 /** The indices of the n largest values. @param {Float32Array} x */
 const largest = (x, n) => [...x.keys()].sort((a, b) => x[b] - x[a]).slice(0, n);
 
-/** Probabilities after temperature, top-k and top-p, as generation/decode.py has them; ties are kept.
+/** Probabilities after temperature, top-k and top-p, as generation/sampling.py has them; ties are kept.
  * @param {Float32Array} logits @param {number | null} top_k */
 function drawnFrom(logits, temperature, top_k, top_p) {
   const most = logits.reduce((a, b) => Math.max(a, b));
