@@ -36,7 +36,7 @@ from common.command_line import Address, Count, Name, NonNegativeInt, given, ref
 from common.errors import UserError
 from common.files import check_writable, write_whole
 from config.options import ModelOptions
-from data.dataset import Batches, Dataset, prepare_if_missing
+from data.dataset import Batches, Dataset, Meta, TokenFile, prepare_if_missing
 from data.tasks import Question, named_tasks, questions
 from data.tokenizer import document_bytes, document_start, end_of_text, same_tokens
 from generation.sampling import GREEDY, PLAIN
@@ -114,14 +114,10 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     nats, seconds = score(model, batches, stride)
     loss = float(nats.sum(dtype=np.float64) / n)
     perplexity = float(np.exp(loss))
-    piece = 2**16  # tokens that are decoded at once
-    predicted = slice(1, None) if tokens.learned is None else tokens.learned
-    pieces, n_bytes = np.split(tokens.ids, range(piece, len(tokens), piece)), 0
-    if tokenizer:
-        sizes = [len(raw) for found in document_bytes(pieces, tokenizer) for raw in found]
-        n_bytes = int(np.array(sizes)[predicted].sum())
+    n_bytes = predicted_bytes(tokens, dataset.meta)
     per_byte = n * loss / math.log(2) / n_bytes if n_bytes else None
-    in_bits = f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text"
+    unknown = "no bits per byte: the data set does not say how many its text has"
+    in_bits = f"{per_byte:.4f} bits per byte" if per_byte else unknown
     print(f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, {in_bits}")
     where = (
         f"in windows of {T} that begin {stride} apart" if tokens.row is None else f"learned, in rows of {T}"
@@ -132,6 +128,19 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
         **{"tokens": n, "bytes": n_bytes, "loss": loss, "perplexity": perplexity},
         **{"bits_per_byte": per_byte, "tokens_per_second": n / seconds},
     }
+
+
+def predicted_bytes(tokens: TokenFile, meta: Meta) -> int:
+    """Return how many bytes of text the predicted tokens stand for; 0: unknown."""
+    if counted := meta.bytes.get(tokens.split):
+        return counted.total - (counted.of_first if tokens.ids[0] == counted.first else 0)
+    # A tokenizer.json may change a text, as by NFC or <unk>.
+    if meta.tokenizer is None or meta.tokenizer["type"] == "tokenizers":
+        return 0
+    piece = 2**16  # tokens that are decoded at once
+    pieces = np.split(tokens.ids, range(piece, len(tokens), piece))
+    sizes = [len(raw) for found in document_bytes(pieces, meta.tokenizer) for raw in found]
+    return int(np.array(sizes)[slice(1, None) if tokens.learned is None else tokens.learned].sum())
 
 
 def score(model: GPT, batches: Batches, stride: int) -> tuple[Float[np.ndarray, " R"], float]:

@@ -24,9 +24,10 @@ from pydantic.dataclasses import dataclass
 from common.command_line import first_problem
 from common.errors import UserError
 from common.files import refusing
+from data.dataset import SPLITS
 from data.documents import in_validation
 from data.sources import Files
-from data.tokenizer import Tokenizer, document_start, end_tokens, from_json
+from data.tokenizer import TextBytes, Tokenizer, document_start, end_tokens, from_json
 from data.writer import write_dataset
 
 OPEN_ROWS = 64  # rows that a conversation may still be put into
@@ -61,6 +62,7 @@ class Rendered(NamedTuple):
 
     ids: Int32[np.ndarray, " n"]
     learned: Bool[np.ndarray, " n"]
+    n_bytes: int  # of the answers
 
 
 class Renderer:
@@ -101,10 +103,10 @@ class Renderer:
 
     def __call__(self, messages: Messages) -> Rendered:
         """Return a conversation's tokens. Raises UserError where the template refuses it."""
-        ids, learned = self.encode(messages)
+        ids, learned, n_bytes = self.encode(messages)
         if ids[0] != self.start:
             ids, learned = np.insert(ids, 0, self.start), np.insert(learned, 0, False)
-        return Rendered(ids, learned)
+        return Rendered(ids, learned, n_bytes)
 
     def prompt(self, messages: Messages) -> Int32[np.ndarray, " n"]:
         """Return the tokens after which the assistant answers, and with which the answered one begins."""
@@ -173,7 +175,8 @@ def encode_chat(
     learned = np.zeros(len(spans), bool)
     for begin, end in answers:
         learned |= (spans[:, 0] < end) & (spans[:, 1] > begin)
-    return Rendered(ids, learned)
+    said_there = (text[a:b] for a, b in said for begin, end in answers if begin <= a and b <= end)
+    return Rendered(ids, learned, sum(len(part.encode()) for part in said_there))
 
 
 def render(
@@ -252,12 +255,14 @@ def write_conversations(
             f"--val_fraction, or more than --block_size={block_size}"
         )
     packed = [pack(each, row, renderer.start) for each in (train, val)]
-    (train_ids, val_ids), learned = zip(*packed, strict=True)
+    (train_ids, val_ids), learned, n_bytes = zip(*packed, strict=True)
     if not all(each.any() for each in learned):
         raise UserError(
             f"{source}: the chat template has nothing between {{% generation %}} and its end: mend it"
         )
-    write_dataset(folder, train_ids, val_ids, renderer.tokenizer, str(source), row, learned)
+    counted = {split: TextBytes(n) for split, n in zip(SPLITS, n_bytes, strict=True)}
+    ids = train_ids, val_ids
+    write_dataset(folder, *ids, renderer.tokenizer, str(source), learned, row=row, bytes=counted)
     sizes = f"{len(train_ids) // row:,} train and {len(val_ids) // row:,} validation rows of {row} tokens"
     print(f"{folder}: {about}; {sizes}, {learned[0].mean():.0%} of them learned")
 
@@ -302,4 +307,4 @@ def pack(pieces: list[Rendered], row: int, start: int) -> Rendered:
         whole = np.concatenate([piece.ids for piece in packed])
         ids[i, : len(whole)] = whole
         learned[i, : len(whole)] = np.concatenate([piece.learned for piece in packed])
-    return Rendered(ids.ravel(), learned.ravel())
+    return Rendered(ids.ravel(), learned.ravel(), sum(piece.n_bytes for piece in pieces))

@@ -24,7 +24,7 @@ from pydantic import AfterValidator, Field
 
 from common.errors import UserError
 from common.files import cache_folder, refusing
-from data.tokenizer import END_OF_TEXT, check_description
+from data.tokenizer import END_OF_TEXT, TextBytes, check_description
 
 DATA = Path(__file__).resolve().parent
 # prepare_if_missing prepares these.
@@ -82,6 +82,7 @@ class Meta:
     dtype: Literal["uint8", "uint16", "uint32", "uint64"]
     counts: dict[Split, int] = field(default_factory=dict)
     sha256: dict[Split, str] = field(default_factory=dict)  # a hash of each file; nanoGPT's have none
+    bytes: dict[Split, TextBytes] = field(default_factory=dict)  # of the text; of conversations: the answers
     # Tokens of a row of packed conversations; <split>.learned.bin has a byte per token, 1 if it is learned.
     row: Annotated[int, Field(gt=1)] | None = None
     format: Literal[1] = FORMAT

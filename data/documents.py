@@ -28,7 +28,7 @@ from common.errors import UserError
 from common.files import naming, put_in_place, read_json, refusing, write_whole
 from data.dataset import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
-from data.tokenizer import Tokenizer, end_of_text, from_json
+from data.tokenizer import TextBytes, Tokenizer, end_of_text, from_json
 from data.writer import token_dtype, write_meta
 
 GROUP = 16  # batches, of about a megabyte each, written together
@@ -39,6 +39,7 @@ class Progress:
     """The progress of a command, as `.prepare.json` holds it."""
 
     command: list[Any]  # what decides the tokens
+    bytes: dict[str, TextBytes]  # of each split's text so far
     position: Position = None  # of the next document in the source
     documents: int = 0  # read so far
     skipped: int = 0
@@ -76,7 +77,7 @@ def write_documents(
             f'--val_fraction; in .txt there is a line of "{SEPARATOR.decode()}" between documents, in .jsonl '
             'each is a line with a string under "text"; data/shakespeare/prepare.py takes one text'
         )
-    counts = publish(folder, progress.sizes, tokenizer, str(source))
+    counts = publish(folder, progress, tokenizer, str(source))
     path.unlink()
     print(f"{folder}: {about}, {counts['train']:,} train and {counts['val']:,} validation tokens")
 
@@ -84,9 +85,10 @@ def write_documents(
 def load_progress(path: Path, command: list[Any]) -> Progress:
     """Load the progress of a command that was stopped. Raises UserError for another's."""
     if not path.exists():
-        return Progress(command)
+        return Progress(command, dict.fromkeys(SPLITS, TextBytes(0)))
     with refusing(f"{path}: damaged", "delete it to begin anew", ValueError, TypeError):
         progress = Progress(**read_json(path))
+        progress.bytes = {split: TextBytes(*progress.bytes[split]) for split in SPLITS}
     if progress.command != command:
         raise UserError(
             f"{path.parent} holds the beginning of another command's data set, or its source has changed: "
@@ -108,11 +110,13 @@ def write_tokens(
             for group, tokenized in begin_tokenizing(pool, batches):
                 results = list(tokenized)
                 for split, size in progress.sizes.items():
-                    tokens = np.concatenate([result[split] for result, _ in results])
+                    tokens = np.concatenate([ids[split] for ids, _, _ in results])
                     progress.sizes[split] = append(temporary_path(path.parent, split), size, tokens)
+                    counted = [progress.bytes[split], *(counts[split] for _, counts, _ in results)]
+                    progress.bytes[split] = add_bytes(counted)
                 count = sum(len(batch.records) for batch in group)
                 progress.documents += count
-                progress.skipped += sum(skipped for _, skipped in results)
+                progress.skipped += sum(skipped for _, _, skipped in results)
                 progress.position = group[-1].position
                 write_whole(path, json.dumps(asdict(progress)))
                 bar.update(count)
@@ -132,9 +136,13 @@ def take_documents(limit: int | None, done: int, batches: Iterator[DocumentBatch
         done += len(batch.records)
 
 
+# By split, tokens and bytes; and how many documents are skipped.
+Tokenized = tuple[dict[str, np.ndarray], dict[str, TextBytes], int]
+
+
 def begin_tokenizing(
     pool: Executor, batches: Iterator[DocumentBatch]
-) -> Iterator[tuple[list[DocumentBatch], Iterator[tuple[dict[str, np.ndarray], int]]]]:
+) -> Iterator[tuple[list[DocumentBatch], Iterator[Tokenized]]]:
     """Yield groups of batches, each with its results to come. While one is tokenized, the next is read."""
     begun = None
     while group := list(itertools.islice(batches, GROUP)):
@@ -162,11 +170,12 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int]:
-    """Return the tokens of each split, with end-of-text after each document, and how many are skipped."""
+def tokenize_documents(batch: DocumentBatch) -> Tokenized:
+    """Return the tokens of each split, with end-of-text after each document, and what Tokenized says."""
     tokenizer, eot, val_fraction = worker
     dtype = token_dtype(tokenizer.vocab_size)
     pieces, skipped = {split: [np.array([], dtype)] for split in SPLITS}, 0
+    counted: dict[str, list[TextBytes]] = {split: [] for split in SPLITS}
     for record in batch.records:
         text = extract_text(record, batch.json_lines)
         if text is None:
@@ -179,9 +188,19 @@ def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int
             skipped += 1
             continue
         ids = ids if len(ids) and ids[-1] == eot else np.append(ids, eot)
-        split = "val" if in_validation(text.encode(), val_fraction) else "train"
+        content = text.encode()
+        split = "val" if in_validation(content, val_fraction) else "train"
         pieces[split].append(ids.astype(dtype))
-    return {split: np.concatenate(some) for split, some in pieces.items()}, skipped
+        # Only the first document's first token is not predicted.
+        counted[split].append(TextBytes(len(content)) if counted[split] else tokenizer.count_bytes(text))
+    tokens = {split: np.concatenate(some) for split, some in pieces.items()}
+    return tokens, {split: add_bytes(some) for split, some in counted.items()}, skipped
+
+
+def add_bytes(counted: list[TextBytes]) -> TextBytes:
+    """Add the bytes of texts, one after another."""
+    first = next((each for each in counted if each.total), TextBytes(0))
+    return first._replace(total=sum(each.total for each in counted))
 
 
 def in_validation(document: bytes, val_fraction: float) -> bool:
@@ -211,7 +230,7 @@ def append(path: Path, size: int, tokens: np.ndarray) -> int:
     return size + tokens.nbytes
 
 
-def publish(folder: Path, sizes: dict[str, int], tokenizer: Tokenizer, source: str) -> dict[str, int]:
+def publish(folder: Path, progress: Progress, tokenizer: Tokenizer, source: str) -> dict[str, int]:
     """Write meta.json and rename the files, in place of an earlier data set. Return the tokens of each split.
 
     It can be stopped and called again. train.bin is renamed last: it is the loader's sign that all is there.
@@ -221,8 +240,8 @@ def publish(folder: Path, sizes: dict[str, int], tokenizer: Tokenizer, source: s
     for temporary, path in renames.items():
         with open(temporary if temporary.exists() else path, "rb") as file:
             sha256[path.stem] = hashlib.file_digest(file, "sha256").hexdigest()
-        counts[path.stem] = sizes[path.stem] // token_dtype(tokenizer.vocab_size).itemsize
-    write_meta(folder, tokenizer, source, counts=counts, sha256=sha256)
+        counts[path.stem] = progress.sizes[path.stem] // token_dtype(tokenizer.vocab_size).itemsize
+    write_meta(folder, tokenizer, source, counts=counts, sha256=sha256, bytes=progress.bytes)
     for temporary, path in reversed(renames.items()):
         if temporary.exists():
             put_in_place(temporary, path)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -35,6 +35,7 @@ PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
+OPENING = 2**12  # characters of a text that decide its first token
 LONGEST = 2**24  # characters, for which the library takes gigabytes; without them it ends the process
 
 TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
@@ -49,6 +50,14 @@ class Uses:
     document_start: NonNegativeInt | None = None  # begins a document, as Llama's <s> does
     special_tokens: dict[TokenName, str] = field(default_factory=dict)  # maps a name to the token's text
     chat_template: str | None = None
+
+
+class TextBytes(NamedTuple):
+    """Counts a split's text in UTF-8, whatever its tokens leave out or change."""
+
+    total: NonNegativeInt
+    first: int = -1  # the first token of the text; -1: it is never predicted
+    of_first: NonNegativeInt = 0  # how many bytes that one stands for
 
 
 class Tokenizer(ABC):
@@ -82,6 +91,18 @@ class Tokenizer(ABC):
         reader, part = self.reader_at(text, begin), text[begin:end]
         ids = reader.encode(part, special)
         return ids, begin + np.asarray(reader.spans_of(part, ids, special), np.int32).reshape(-1, 2)
+
+    def count_bytes(self, text: str) -> TextBytes:
+        """Count a document's bytes. Raises UserError as `encode`."""
+        total = len(text.encode())
+        ids, spans = self.encode_with_spans(text[:OPENING], 0, OPENING, special=False)
+        if not len(ids):
+            return TextBytes(total)
+        # Up to the next token, because a span may leave out an accent that normalising joined to a letter.
+        end = max(spans[0, 1], spans[1, 0]) if len(spans) > 1 else len(text)
+        raw, spanned = self.bytes_of(int(ids[0]), first=True), text[:end].encode()
+        # A span is of whole characters, of which a token may hold a part; what is normalised is not `raw`.
+        return TextBytes(total, int(ids[0]), len(raw if spanned.startswith(raw) else spanned))
 
     def reader_at(self, text: str, begin: int) -> "Tokenizer":
         """Return the tokenizer of the same tokens that puts no space there, as some put before a text."""

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
@@ -33,7 +34,8 @@ def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> st
     parts = text[:cut], text[cut:]
     with refusing(source, "give another text or tokenizer", UserError):
         train, val = (tokenizer.encode(part, special=False, add_special_tokens=True) for part in parts)
-    write_dataset(folder, train, val, tokenizer, source)
+        counted = {split: tokenizer.count_bytes(part) for split, part in zip(SPLITS, parts, strict=True)}
+    write_dataset(folder, train, val, tokenizer, source, bytes=counted)
     return f"{len(train):,} train and {len(val):,} validation tokens"
 
 
@@ -43,12 +45,12 @@ def write_dataset(
     val_ids: ArrayLike,
     tokenizer: Tokenizer,
     source: str,
-    row: int | None = None,
     learned: Sequence[Bool[np.ndarray, " n"]] = (),
+    **about: Any,
 ) -> None:
     """Write two splits of token ids and `meta.json`. `source` says in words where the text came from.
 
-    Conversations come in rows of `row` tokens, with which of a split's tokens are `learned`.
+    Of conversations some of a split's tokens are `learned`. `about` are other entries of Meta.
     """
     folder, splits = Path(folder), {}
     for split, given in zip(SPLITS, (train_ids, val_ids), strict=True):
@@ -66,8 +68,7 @@ def write_dataset(
             stack.enter_context(written(folder / f"{split}.learned.bin")).write(of_split.data)
             hashes[split].update(of_split.data)
         sha256 = {split: found.hexdigest() for split, found in hashes.items()}
-        rows = {"row": row} if row else {}
-        write_meta(folder, tokenizer, source, counts=counts, sha256=sha256, **rows)
+        write_meta(folder, tokenizer, source, counts=counts, sha256=sha256, **about)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

@@ -18,14 +18,15 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 import evaluate
 import train
 from config.options import Options
 from data.dataset import Dataset
+from data.prepare import prepare
 from data.tokenizer import CharTokenizer, TiktokenTokenizer, document_bytes, from_json
-from data.writer import write_dataset
+from data.writer import write_dataset, write_text
 from runs.checkpoint import Manifest
 from runs.load import load_run
 from tests.helpers import FLOAT32_ROUNDING, refusal, save_overfitted, save_run
@@ -212,6 +213,40 @@ def test_a_space_that_roberta_puts_before_a_document_is_no_byte():
     ids = [token for text in texts for token in library.encode(f"{text}<|endoftext|>").ids]
     found = document_bytes([np.array(ids)], {"type": "tokenizers", "json": library.to_str()})
     assert b"".join(itertools.chain(*found)).decode() == "".join(texts)
+
+
+@pytest.fixture
+def changing():
+    """A tokenizer that composes accents, makes letters small and knows only some of them."""
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "a": 1, "é": 2}, "<unk>"))
+    library.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    library.add_special_tokens(["<unk>", "<|endoftext|>"])
+    return from_json({"type": "tokenizers", "json": library.to_str()})
+
+
+@pytest.mark.parametrize("first", ["A", "E\u0301", "😀"])
+def test_bytes_are_the_texts_own_whatever_the_tokenizer_makes_of_it(first, changing, tmp_path):
+    train, val = "a" * 90, first + "E\u0301 x😀İ\n"
+    write_text(tmp_path, (train + val)[: 9 * len(val)].ljust(9 * len(val), "a") + val, changing, "a test")
+    found = Dataset(str(tmp_path))
+    assert evaluate.predicted_bytes(found.tokens("val"), found.meta) == len(val.encode()) - len(first.encode())
+
+
+def test_bytes_of_documents_are_counted_as_they_are_written(changing, tmp_path):
+    texts = [f"{i} E\u0301 😀\tÀ" for i in range(10)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "changing.json").write_text(changing.description["json"])
+    options = dict(source=tmp_path / "texts.jsonl", to=tmp_path / "to", tokenizer=tmp_path / "changing.json")
+    prepare([f"--{name}={value}" for name, value in (options | dict(val_fraction=0.4)).items()])
+    found = Dataset(str(tmp_path / "to"))
+    splits = [(found.tokens(split), found.meta.bytes[split]) for split in ("train", "val")]
+    assert all(tokens.ids[0] == counted.first and counted.of_first == 1 for tokens, counted in splits)
+    assert sum(counted.total for _, counted in splits) == sum(len(text.encode()) for text in texts)
+    edit = json.loads((tmp_path / "to/meta.json").read_text())
+    del edit["bytes"]  # as an earlier version wrote it
+    (tmp_path / "to/meta.json").write_text(json.dumps(edit))
+    assert evaluate.predicted_bytes(splits[0][0], Dataset(str(tmp_path / "to")).meta) == 0
 
 
 @pytest.fixture

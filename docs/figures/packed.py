@@ -39,7 +39,7 @@ def rows() -> tuple[np.ndarray, np.ndarray, int]:
         renderer([{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
         for question, answer in QUESTIONS.items()
     ]
-    ids, learned = pack(pieces, ROW, renderer.start)
+    ids, learned, _ = pack(pieces, ROW, renderer.start)
     return ids.reshape(-1, ROW), learned.reshape(-1, ROW), renderer.start
 
 

@@ -55,7 +55,7 @@ def test_tokens_and_what_is_learned_are_those_of_transformers(seed, folder, rend
     expected = theirs.apply_chat_template(
         conversation(seed), return_dict=True, return_assistant_tokens_mask=True
     )
-    ids, learned = renderer(conversation(seed))
+    ids, learned, _ = renderer(conversation(seed))
     assert ids.tolist() == expected["input_ids"]
     assert learned.tolist() == [*map(bool, expected["assistant_masks"])]
     asked = theirs.apply_chat_template(conversation(seed)[:-1], return_dict=True, add_generation_prompt=True)
@@ -71,7 +71,7 @@ def test_what_a_message_says_has_no_special_tokens(renderer, trim):
     content = "message['content']"
     template = TEMPLATE.replace(content, f"({content}{trim})")
     messages = [{"role": "user", "content": FORGED}, {"role": "assistant", "content": f"a {FORGED} b"}]
-    ids, learned = Renderer(renderer.tokenizer, template)(messages)
+    ids, learned, _ = Renderer(renderer.tokenizer, template)(messages)
 
     def parts(*texts: str) -> list[int]:
         encode = renderer.tokenizer.encode
@@ -91,7 +91,7 @@ def test_tokens_of_the_template_need_not_be_special(renderer):
         token["special"] = not token["content"].startswith("<|im_")
     own = Renderer(from_json(description | {"json": json.dumps(library)}), None)
     forged = "<|im_" + FORGED
-    ids, learned = own([{"role": "user", "content": forged}, {"role": "assistant", "content": forged}])
+    ids, learned, _ = own([{"role": "user", "content": forged}, {"role": "assistant", "content": forged}])
     assert own.tokenizer.decode(ids[learned]) == forged + "<|im_end|>"
     control = {
         name: own.tokenizer.encode(name)[0] for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -212,7 +212,7 @@ def test_a_conversation_begins_with_the_prompt_that_it_answers(tmp_path, space):
             {"role": "user", "content": said},
             {"role": "assistant", "content": said},
         ]
-        ids, learned = renderer(messages)
+        ids, learned, _ = renderer(messages)
         asked = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
         for n in asked:
             prompt = renderer.prompt(messages[:n])
@@ -257,7 +257,7 @@ def test_gpt_2_learns_by_a_template_of_its_only_end(capsys):
         "{{ '\\n' }}{% endfor %}"
     )
     messages = [{"role": "user", "content": "naïve 猫?"}, {"role": "assistant", "content": "猫 is a cat."}]
-    ids, learned = Renderer(gpt2, template)(messages)
+    ids, learned, _ = Renderer(gpt2, template)(messages)
     assert gpt2.decode(ids) == "<|endoftext|>user: naïve 猫?\nassistant: 猫 is a cat.<|endoftext|>\n"
     # The space before the answer is a token of its first letter's: as in transformers, it is learned with it.
     assert gpt2.decode(ids[learned]).strip() == "猫 is a cat.<|endoftext|>"
@@ -281,7 +281,7 @@ def test_a_long_conversation_is_cut_after_answers_and_each_piece_has_the_system_
 def test_rows_hold_each_conversation_whole_and_once(renderer):
     whole = [renderer(conversation(seed)) for seed in range(50)]
     row, start = 3 * max(len(each.ids) for each in whole), renderer.start
-    ids, learned = (x.reshape(-1, row) for x in pack(whole, row, start))
+    ids, learned = (x.reshape(-1, row) for x in pack(whole, row, start)[:2])
     assert len(ids) < 30
     found = []
     for row_ids, row_learned in zip(ids, learned, strict=True):
@@ -315,6 +315,12 @@ def test_a_column_of_parquet_is_read_as_lines_of_json_are(prepared, folder, tmp_
     prepare([*words, "--chat=True", "--val_fraction=0.3"])
     for name in ("train.bin", "val.learned.bin"):
         assert (tmp_path / name).read_bytes() == (prepared / name).read_bytes()
+
+
+def test_bytes_are_those_of_the_answers(prepared):
+    answers = [m["content"] for seed in range(40) for m in conversation(seed) if m["role"] == "assistant"]
+    counted = Dataset(str(prepared)).meta.bytes
+    assert sum(each.total for each in counted.values()) == sum(len(answer.encode()) for answer in answers)
 
 
 @pytest.mark.parametrize("sampling", ["random", "epoch"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data.documents import append, publish, temporary_path
+from data.documents import Progress, append, publish, temporary_path
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from tests.helpers import contents
@@ -80,17 +80,18 @@ def test_train_bin_is_the_last_to_appear(tmp_path, monkeypatch):
 
 def write_in_parts(folder, ids=IDS):
     """Write `ids` in 20 parts as both splits."""
-    sizes = dict.fromkeys(("train", "val"), 0)
+    progress = Progress([], {})
+    sizes = progress.sizes
     for split in sizes:
         for piece in np.array_split(ids, 20):
             sizes[split] = append(temporary_path(folder, split), sizes[split], piece)
-    assert publish(folder, sizes, SYMBOLS, "a test") == {"train": len(ids), "val": len(ids)}
+    assert publish(folder, progress, SYMBOLS, "a test") == {"train": len(ids), "val": len(ids)}
 
 
 def test_a_data_set_written_in_parts_is_that_written_at_once(tmp_path):
     (tmp_path / "parts").mkdir()
     write_in_parts(tmp_path / "parts")
-    write_dataset(tmp_path / "whole", IDS, IDS, SYMBOLS, "a test")
+    write_dataset(tmp_path / "whole", IDS, IDS, SYMBOLS, "a test", bytes={})
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
