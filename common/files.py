@@ -3,6 +3,7 @@
 Writing is atomic. A run's folder may be somebody else's: no link that lies there is written through.
 """
 
+import codecs
 import os
 import re
 import tempfile
@@ -16,7 +17,6 @@ from pydantic_core import ValidationError, from_json
 from common.command_line import first_problem, value_reader
 from common.errors import UserError
 
-UTF_16 = re.compile(rb"(?s)\xff\xfe|\xfe\xff|.?\0")  # begins one: a mark, or a letter of ASCII beside a zero
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
 
@@ -41,9 +41,15 @@ def kept(path: Path, kind: Any) -> Any:
         return read_json(path, kind) if path.exists() else {}
 
 
+def is_utf16(content: bytes) -> bool:
+    """Tell whether bytes are UTF-16: by its mark, or by zeros beside letters nearly throughout, as of ASCII."""
+    zeros = sorted(half.count(0) / max(1, len(half)) for half in (content[::2], content[1::2]))
+    return content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or zeros[0] < 0.25 < 0.75 < zeros[1]
+
+
 def from_utf8(content: bytes) -> str:
     """Decode UTF-8. Raises UnicodeDecodeError, also for UTF-16 whose bytes happen to be UTF-8."""
-    if UTF_16.match(content):
+    if is_utf16(content):
         raise UnicodeDecodeError("utf-8", content, 0, 1, "UTF-16")
     return content.decode("utf-8")
 
@@ -53,7 +59,7 @@ def decode_text(content: bytes, where: str, begins: int = 0) -> str:
     try:
         text = from_utf8(content)
     except UnicodeDecodeError as error:
-        kind = "UTF-16" if UTF_16.match(content) else "LATIN1"
+        kind = "UTF-16" if is_utf16(content) else "LATIN1"
         what = f"{where}: not UTF-8 at byte {begins + error.start}"
         raise UserError(f"{what}: convert it, as in iconv -f {kind} -t UTF-8, if it is {kind}") from None
     return re.sub("\r\n?", "\n", text.removeprefix("\ufeff"))

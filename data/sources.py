@@ -4,6 +4,7 @@ They come as they are stored: `extract_text` decodes them later, in the processe
 """
 
 import codecs
+import codecs
 import glob
 import json
 import logging
@@ -105,7 +106,8 @@ def _read_lines(path: str, start: int | None, separator: bytes = b"") -> Iterato
         position = file.seek(start or 0)
         while lines := file.readlines(BATCH):
             size = 0
-            lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+            if position == 0:
+                lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
             while separator not in (b"", lines[-1].strip()) and size < LONGEST and (line := file.readline()):
                 lines.append(line)
                 size += len(line)

@@ -223,6 +223,8 @@ class JsonTokenizer(Tokenizer):
 
     def __init__(self, text: str, **uses: Any):
         self._tokenizer, text = _load_library_tokenizer(text)
+        if json.loads(text)["model"].get("end_of_word_suffix"):
+            raise ValueError("a token with an end_of_word_suffix is not known as text before the next one")
         self.description = {"type": "tokenizers", "json": text} | uses
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
         known = self._tokenizer.get_added_tokens_decoder()
@@ -232,12 +234,15 @@ class JsonTokenizer(Tokenizer):
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         if len(text) > LONGEST:
             raise ValueError(f"it has {len(text):,} characters, and {LONGEST:,} at most are read at once")
-        encoded = self._library(special).encode(text, add_special_tokens=bool(add_special_tokens))
-        ids, added = encoded.ids, encoded.special_tokens_mask
-        begun = int(ids[:1] == [self.description.get("uses", {}).get("document_start")])
-        while add_special_tokens == "before" and len(ids) > begun and added[len(ids) - 1]:
-            ids.pop()
-        return ids
+        library = self._library(special)
+        encoded = library.encode(text, add_special_tokens=bool(add_special_tokens))
+        if add_special_tokens != "before":
+            return encoded.ids
+        if 0 in encoded.special_tokens_mask:
+            return encoded.ids[: len(encoded) - encoded.special_tokens_mask[::-1].index(0)]
+        # The text has no token: those around a known one show how many come before.
+        around = library.encode(next(iter(self.names), "a")).special_tokens_mask
+        return encoded.ids[: around.index(0) if 0 in around else 0]
 
     def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
         return self._library(special).encode(text, add_special_tokens=False).offsets
@@ -295,7 +300,7 @@ def _reading_on(text: str, after_special: bool) -> JsonTokenizer:
 
 @functools.lru_cache(maxsize=16)
 def _load_library_tokenizer(text: str, special: bool = True) -> tuple[Any, str]:
-    """Return the library's tokenizer, which neither cuts nor pads a text, and its tokenizer.json."""
+    """Return the library's tokenizer, which neither cuts, pads nor drops merges, and its tokenizer.json."""
     import tokenizers
 
     try:
@@ -304,6 +309,8 @@ def _load_library_tokenizer(text: str, special: bool = True) -> tuple[Any, str]:
         raise ValueError(f"not a Hugging Face tokenizer.json: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
     tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
     return tokenizer, tokenizer.to_str()
 
@@ -314,10 +321,19 @@ def from_json(description: Any) -> Tokenizer:
         case {"type": "char", "symbols": str(symbols)}:
             return CharTokenizer(symbols)
         case {"type": "tiktoken", "name": str(name)}:
-            return TiktokenTokenizer(name, **uses_of(description))
+            return check_uses(TiktokenTokenizer(name, **uses_of(description)))
         case {"type": "tokenizers", "json": str(text)}:
-            return JsonTokenizer(text, **uses_of(description))
+            return check_uses(JsonTokenizer(text, **uses_of(description)))
     raise ValueError(f"unknown tokenizer {spell(description)}")
+
+
+def check_uses(tokenizer: Tokenizer) -> Tokenizer:
+    """Raise ValueError if an id is used that the tokenizer does not have."""
+    uses = tokenizer.description.get("uses", {})
+    for token in filter(None, (*uses.get("eos_token_id", []), uses.get("document_start"))):
+        if token >= tokenizer.vocab_size:
+            raise ValueError(f"token {token} is used, and there are {tokenizer.vocab_size} tokens")
+    return tokenizer
 
 
 def uses_of(description: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 
 from common.command_line import check_values, spell
 from common.errors import UserError
-from common.files import read_json, refusing
+from common.files import first_line, read_json, refusing
 from config.options import Options
 from data.tokenizer import TOKENIZER_FILES, read_tokenizer
 from model import GPT, GPTConfig, leaf_name
@@ -84,6 +84,8 @@ class Family:
         fields: dict[str, Any] = {}
         for ours, theirs in sizes.items():
             fields |= check_values({ours: values.get(theirs)}, f"{theirs} as our ", Options)
+        if fields.get("window") and values.get("is_causal", True) is None:  # transformers then looks ahead
+            raise ValueError("is_causal is null beside a window: write true if it should not look ahead")
         layers = "full_attention" if fields.get("window") is None else "sliding_attention"
         if values.get("layer_types") not in (None, [layers] * fields["n_layer"]):
             raise ValueError("layer_types differ, and only layers of one kind can be computed here")
@@ -221,8 +223,8 @@ NOT_WEIGHTS = (
 )
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 INDEX = "model.safetensors.index.json"
-# What is downloaded.
-FILES = ["config.json", "model.safetensors", INDEX, "*-of-*.safetensors", *TOKENIZER_FILES]
+# What is downloaded, before the files that the index names.
+FILES = ["config.json", "model.safetensors", INDEX, *TOKENIZER_FILES]
 
 Tensors = dict[str, Callable[[], np.ndarray]]  # maps a full name to a function that reads the tensor
 
@@ -299,12 +301,15 @@ def locate(name: str) -> Path:
     try:
         if "/" not in repository:
             raise ValueError("a model there has two names, as in HuggingFaceTB/SmolLM2-135M")
-        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES))
+        folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES))
+        if (folder / "model.safetensors").is_file() or not (folder / INDEX).is_file():
+            return folder
+        named = sorted(set(read_index(folder / INDEX).values()))
+        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES + named))
     except (OSError, ValueError) as error:  # a full disk and every answer of the hub are OSErrors
         raise UserError(
             f"init_from={name}: there is no such folder, and {repository} cannot be downloaded from the hub "
-            f"({error}): expected resume (train.py: or scratch, auto), {', '.join(OPENAI)}, a folder, or a "
-            "model whose terms, if it is gated, you accepted before `hf auth login`"
+            f"({first_line(error)}): give a folder or a model there (gated: after `hf auth login`)"
         ) from None
 
 
@@ -327,13 +332,18 @@ def open_pretrained(name: str) -> Pretrained:
         return Pretrained(folder, family, family.read_config(values))
 
 
+def read_index(path: Path) -> dict[str, str]:
+    """Return the file of each tensor. Raises UserError."""
+    with refusing(f"{path}: damaged", "download it again", ValueError, LookupError, TypeError):
+        return TypeAdapter(dict[str, str]).validate_python(read_json(path)["weight_map"])
+
+
 def open_tensors(folder: Path, prefix: str) -> Tensors:
     """Open a folder's model.safetensors, or the files that its index names. Raises UserError."""
     one, index = folder / "model.safetensors", folder / INDEX
     places = {}  # the index's file of each tensor
     if not one.is_file() and index.is_file():
-        with refusing(f"{index}: damaged", "download it again", ValueError, LookupError, TypeError):
-            places = TypeAdapter(dict[str, str]).validate_python(read_json(index)["weight_map"])
+        places = read_index(index)
     paths = [one] if one.is_file() else sorted({folder / name for name in places.values()})
     if not paths:
         raise UserError(

@@ -23,6 +23,7 @@ from tests.pretrained import (
     START,
     TEMPLATE,
     TURN,
+    V,
     library_tokenizer,
     save_gpt2,
     save_llama,
@@ -214,6 +215,36 @@ def test_a_text_to_go_on_with_does_not_end_with_an_end_that_nobody_wrote(begins,
         plain = library.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text, add_special_tokens="before").tolist() == begins + plain
         assert tokenizer.encode(text, add_special_tokens=True).tolist() == [*begins, *plain, END]
+
+
+def test_a_text_without_tokens_begins_with_all_that_the_tokenizer_puts_before(tmp_path):
+    library = library_tokenizer("<s> [TURN] $A [END]")
+    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path, library)))
+    assert library.encode("").ids == [START, TURN, END]
+    assert tokenizer.encode("", add_special_tokens="before").tolist() == [START, TURN]
+
+
+def test_dropout_changes_no_tokens(tmp_path):
+    library = library_tokenizer()
+    expected = library.encode(TEXT).ids
+    library.model.dropout = 0.9
+    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path, library)))
+    assert all(tokenizer.encode(TEXT, True, True).tolist() == expected for _ in range(10))
+
+
+def test_tokens_with_the_ends_of_words_are_refused(tmp_path):
+    model = tokenizers.models.BPE({"a": 0, "a</w>": 1}, [], end_of_word_suffix="</w>")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "words.json"))
+    assert "(a token with an end_of_word_suffix is not" in refusal(
+        load_tokenizer, str(tmp_path / "words.json")
+    )
+
+
+@pytest.mark.parametrize("uses", [{"document_start": V}, {"eos_token_id": [2, V]}])
+def test_a_token_that_is_used_and_not_there_is_refused(uses):
+    description = {"type": "tokenizers", "json": library_tokenizer().to_str(), "uses": uses}
+    with pytest.raises(ValueError, match=f"token {V} is used, and there are {V} tokens"):
+        from_json(description)
 
 
 def test_a_text_that_would_take_all_memory_is_refused_before_the_library_ends_the_process(tmp_path):

@@ -146,6 +146,14 @@ def test_utf_16_is_named_and_left_out_with_a_mark_and_without(suffix, encoding, 
     assert "not UTF-8 at byte 0: convert it, as in iconv -f UTF-16" in capsys.readouterr().err
 
 
+def test_zeros_and_marks_within_a_file_are_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sources, "BATCH", 8)
+    documents = ["\0abc\n", "\ufeffdef\n", "\0\0\n", "a\0b\n"]
+    (tmp_path / "a.txt").write_text("\ufeff" + "<|endoftext|>\n".join(documents), encoding="utf-8")
+    assert texts(Files([str(tmp_path / "a.txt")])) == documents
+    assert capsys.readouterr().err == ""
+
+
 def test_a_pattern_without_files_and_a_file_of_another_kind_are_named(tmp_path):
     with pytest.raises(UserError, match=r"--source=.*\*\.jsonl: no such file"):
         Files([str(tmp_path / "*.jsonl")])
