@@ -8,7 +8,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 from common.files import cache_folder
 from config.options import parse_options
@@ -30,14 +29,6 @@ def test_an_old_python_is_one_line_in_words_that_it_can_parse(command):
         ast.parse((ROOT / name).read_text(), feature_version=(3, 9))
     done = run_python("-c", OLD, f"{command}.py")
     assert done.returncode and error_line(done.stderr).startswith("this Python is older than 3.11: ")
-
-
-def test_pip_of_an_old_python_meets_a_file_first_whose_name_says_so():
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    first = Requirement(next(line for line in lines if line and not line.startswith("#")))
-    assert first.url == "file:///this-project-needs-Python-3.11-to-3.13.zip" and first.marker
-    wanted = [first.marker.evaluate({"python_version": f"3.{minor}"}) for minor in (9, 10, 11, 12, 13)]
-    assert wanted == [True, True, False, False, False]
 
 
 # Stands for JAX: as it is loaded, a callback that collects garbage loses an exception.
