@@ -42,7 +42,7 @@ def kept(path: Path, kind: Any) -> Any:
 
 
 def is_utf16(content: bytes) -> bool:
-    """Tell whether bytes are UTF-16: by its mark, or by zeros beside letters nearly throughout, as of ASCII."""
+    """Tell whether bytes are UTF-16: by its mark, or by zeros beside nearly all letters, as of ASCII."""
     zeros = sorted(half.count(0) / max(1, len(half)) for half in (content[::2], content[1::2]))
     return content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or zeros[0] < 0.25 < 0.75 < zeros[1]
 

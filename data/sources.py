@@ -4,7 +4,6 @@ They come as they are stored: `extract_text` decodes them later, in the processe
 """
 
 import codecs
-import codecs
 import glob
 import json
 import logging

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Int32
 from numpy.typing import ArrayLike
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from common.command_line import NonNegativeInt, matching, spell
 from common.files import read_json, refusing
@@ -396,6 +397,18 @@ TOKENIZER_FILES = (
     "tokenizer.json vocab.json merges.txt tokenizer_config.json special_tokens_map.json added_tokens.json "
     "chat_template.jinja generation_config.json"
 ).split()
+
+
+class WithEnds(TypedDict, total=False):
+    eos_token_id: int | list[int] | None
+
+
+class WithModel(TypedDict):
+    model: dict[str, Any]
+    added_tokens: list[dict[str, Any]]
+
+
+KINDS = {"generation_config.json": WithEnds, "tokenizer.json": WithModel}  # what their readers expect
 # A hash of the sorted vocabulary of OpenAI's GPT-2, whose texts tiktoken encodes wherever the files lie.
 GPT2_SHA256 = "71cca498f566a6fce90612118ffe70ec265ffdc746e7e6743a2253d346af4d30"
 
@@ -431,12 +444,15 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
         return None
     import transformers  # here, because it takes over a second
 
-    refused = refusing(f"{files[0]}: cannot be used", "mend or download it", Exception)
-    with refused, TemporaryDirectory() as copy:
-        config, generation = (
-            read_json(path / name) if (path / name).is_file() else {}
-            for name in ("config.json", "generation_config.json")
-        )
+    values, advice = {"config.json": {}, "generation_config.json": {}}, "mend or download it"
+    for file in (*files, path / "config.json"):
+        with refusing(f"{file}: cannot be used", advice, ValueError):
+            if file.suffix != ".json":
+                file.read_bytes().decode()
+            elif file.is_file():
+                values[file.name] = read_json(file, KINDS.get(file.name, dict[str, Any]))
+    config, generation = values["config.json"], values["generation_config.json"]
+    with refusing(f"{files[0]}: cannot be used", advice, Exception), TemporaryDirectory() as copy:
         classes = {name: config[name] for name in ("model_type", "tokenizer_class") if name in config}
         (Path(copy) / "config.json").write_text(json.dumps(classes))
         for file in files:

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from einops import EinopsError, rearrange
-from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from common.command_line import check_values, spell
 from common.errors import UserError
@@ -332,10 +332,14 @@ def open_pretrained(name: str) -> Pretrained:
         return Pretrained(folder, family, family.read_config(values))
 
 
+class Index(TypedDict):
+    weight_map: dict[str, str]
+
+
 def read_index(path: Path) -> dict[str, str]:
     """Return the file of each tensor. Raises UserError."""
-    with refusing(f"{path}: damaged", "download it again", ValueError, LookupError, TypeError):
-        return TypeAdapter(dict[str, str]).validate_python(read_json(path)["weight_map"])
+    with refusing(f"{path}: damaged", "download it again", ValueError):
+        return read_json(path, Index)["weight_map"]
 
 
 def open_tensors(folder: Path, prefix: str) -> Tensors:

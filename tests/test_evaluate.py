@@ -230,7 +230,9 @@ def test_bytes_are_the_texts_own_whatever_the_tokenizer_makes_of_it(first, chang
     train, val = "a" * 90, first + "E\u0301 x😀İ\n"
     write_text(tmp_path, (train + val)[: 9 * len(val)].ljust(9 * len(val), "a") + val, changing, "a test")
     found = Dataset(str(tmp_path))
-    assert evaluate.predicted_bytes(found.tokens("val"), found.meta) == len(val.encode()) - len(first.encode())
+    assert evaluate.predicted_bytes(found.tokens("val"), found.meta) == len(val.encode()) - len(
+        first.encode()
+    )
 
 
 def test_bytes_of_documents_are_counted_as_they_are_written(changing, tmp_path):

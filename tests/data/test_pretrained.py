@@ -183,7 +183,13 @@ def test_a_text_that_cannot_be_encoded_is_one_line_and_a_document_is_left_out(tm
     [
         ("tokenizer.json", "{"),
         ("tokenizer.json", "[" * 10_000),
+        ("tokenizer.json", "{}"),
         ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "null"),
+        ("special_tokens_map.json", "[1]"),
+        ("added_tokens.json", ""),
+        ("chat_template.jinja", "\udc80"),
+        ("generation_config.json", '{"eos_token_id": {}}'),
         (
             "tokenizer_config.json",
             '{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}, "tokenizer_class": "E"}',
@@ -195,9 +201,10 @@ def test_a_text_that_cannot_be_encoded_is_one_line_and_a_document_is_left_out(tm
 )
 def test_a_damaged_or_hostile_file_is_one_line_and_runs_nothing(folder, tmp_path, name, content):
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Tokenizer: pass\n")
-    (folder / name).write_text(content)
+    (folder / name).write_text(content, errors="surrogateescape")
     said = refusal(read_tokenizer, folder)
-    assert said.startswith(f"{folder / 'tokenizer.json'}: cannot be used (")
+    named = "tokenizer.json" if "auto_map" in content else name
+    assert said.startswith(f"{folder / named}: cannot be used (")
     assert not (tmp_path / "ran").exists()
 
 
