@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from common.errors import UserError
 from common.files import refusing, write_whole, written
 from data.dataset import FORMAT, SPLITS
-from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json, read_tokenizer
+from data.pretrained import read_tokenizer
+from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json
 
 
 def load_tokenizer(name: str) -> Tokenizer:

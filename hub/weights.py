@@ -31,7 +31,7 @@ from common.command_line import check_values, spell
 from common.errors import UserError
 from common.files import first_line, read_json, refusing
 from config.options import Options
-from data.tokenizer import TOKENIZER_FILES, read_tokenizer
+from data.pretrained import TOKENIZER_FILES, read_tokenizer
 from model import GPT, GPTConfig, leaf_name
 
 MOST_LAYERS = 10_000

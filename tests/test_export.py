@@ -32,6 +32,7 @@ import sample
 import train
 from common.errors import UserError, command
 from config.options import Options
+from data.pretrained import read_tokenizer
 from data.tokenizer import (
     CharTokenizer,
     JsonTokenizer,
@@ -39,7 +40,6 @@ from data.tokenizer import (
     end_of_text,
     end_tokens,
     from_json,
-    read_tokenizer,
     same_tokens,
 )
 from hub.export import plain, which_family, write_tokenizer

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from common.errors import UserError
 from data.dataset import load_meta
 from data.prepare import prepare
-from data.tokenizer import document_start, end_of_text, end_tokens, from_json, read_tokenizer, same_tokens
+from data.pretrained import read_tokenizer
+from data.tokenizer import document_start, end_of_text, end_tokens, from_json, same_tokens
 from data.writer import load_tokenizer
 from hub.export import write_tokenizer
 from tests.helpers import refusal, run_python

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 import transformers
 
-from data.tokenizer import document_start, end_tokens, read_tokenizer
+from data.pretrained import read_tokenizer
+from data.tokenizer import document_start, end_tokens
 from data.train_tokenizer import main, train
 from data.writer import load_tokenizer
 from tests.helpers import refusal

@@ -5,7 +5,8 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from data.tokenizer import CharTokenizer, read_tokenizer
+from data.pretrained import read_tokenizer
+from data.tokenizer import CharTokenizer
 from tools.serving.chat import Chat
 from tools.serving.server import ApiError
 
