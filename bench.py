@@ -39,7 +39,7 @@ import jax
 import numpy as np
 
 from common.command_line import Count, Name, take_options
-from common.devices import count_cpus, known_device
+from common.devices import count_cpus, describe_cpu, known_device
 from common.files import check_writable, naming
 from config.options import Options, parse_options
 from data.dataset import load_meta, prepare_if_missing
@@ -53,7 +53,6 @@ from tools.benchmarks.generation import report_decoding, report_serving
 from tools.benchmarks.profile import HLO, planned_and_measured, record_trace
 from tools.benchmarks.report import ten_losses, write_report
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
-from tools.planning.speeds import describe_cpu
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (

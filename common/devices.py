@@ -6,6 +6,7 @@ devices.csv has the figures and their sources.
 import csv
 import functools
 import os
+import platform
 import re
 from pathlib import Path
 
@@ -61,3 +62,10 @@ def count_cpus() -> int:
     if hasattr(os, "process_cpu_count"):  # from Python 3.13 on
         return os.process_cpu_count() or 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_cpu() -> str:
+    """Return the CPU's name, cores and instructions that multiply bfloat16."""
+    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
+    name = cpu_info("model name") or platform.processor() or platform.machine()
+    return f"{count_cpus()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"

@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 
+from common.devices import describe_cpu
 from common.errors import UserError
 from common.files import read_json, refusing, write_whole
 from config.options import Options
 from data.dataset import dataset_dir
 from experiments.snapshot import ROOT, Snapshot, digest
-from tools.planning.speeds import describe_cpu
 
 RESULTS = ROOT / "experiments" / "results"
 TOKENS = ("gradient_accumulation_steps", "batch_size", "block_size")  # their product is a step's

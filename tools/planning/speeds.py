@@ -4,7 +4,6 @@ The shares at best are what a good kernel reaches. Those of published runs are f
 (tools/planning/published.py), and the rates of the machine at hand are measured (tools/planning/target.py).
 """
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.devices import Device, count_cpus, cpu_flags, cpu_info
+from common.devices import Device
 from common.files import read_json
 
 
@@ -65,13 +64,6 @@ def family_of(device: Device) -> str:
 def usable(device: Device) -> int:
     """Return the bytes that a program may use: a GPU's driver and libraries take about a twentieth."""
     return int(0.95 * device.memory) if family_of(device) == "gpu" else device.memory
-
-
-def describe_cpu() -> str:
-    """Return the CPU's name, cores and instructions that multiply bfloat16."""
-    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
-    name = cpu_info("model name") or platform.processor() or platform.machine()
-    return f"{count_cpus()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
 
 
 Curve = list[tuple[float, float]]  # the rate at some sizes

@@ -20,11 +20,11 @@ from jax import Array
 from jax.experimental import topologies
 
 from common import devices
-from common.devices import Device, known_device
+from common.devices import Device, describe_cpu, known_device
 from common.errors import UserError
 from common.files import first_line
 from parallel.machines import add_xla_flag, reuse_freed_memory
-from tools.planning.speeds import AT_BEST, Speeds, describe_cpu, family_of
+from tools.planning.speeds import AT_BEST, Speeds, family_of
 
 GPUS_PER_HOST = 8
 # The topologies of TPUs in docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e}; of v5p, those of at most 512 chips.
