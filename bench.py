@@ -9,10 +9,8 @@
 
 It takes train.py's config files and options too. `--steps=N` is how many steps of each variant are timed; the
 default is about 10 seconds' worth, and at least 3. `--vocab_size` need not be given for a prepared data set.
-`--json=FILE` appends the figures, the command and the machine to a file, as one line of JSON. `--report=FILE`
-writes a report for docs/measured/, with the losses of ten fixed steps beside those that they should be.
-
-It prints each measured step beside the planned one, which tools/planning computes by this machine's rates.
+`--losses` prints the losses of ten steps on one batch, to be compared with another machine's. `--json=FILE`
+appends the figures, the command and the machine to a file, as one line of JSON.
 
 Variants take turns, a block of about half a second each, so that other programs slow all of them alike. A
 block is timed as one, because train.py does not wait for the device after every step either.
@@ -40,7 +38,7 @@ import numpy as np
 
 from common.command_line import Count, Name, take_options
 from common.devices import count_cpus, describe_cpu, known_device
-from common.files import check_writable, naming
+from common.files import check_writable, naming, write_whole
 from config.options import Options, parse_options
 from data.dataset import load_meta, prepare_if_missing
 from model import GPTConfig
@@ -50,9 +48,10 @@ from runs.checkpoint import saved_options
 from runs.metrics import count_parameters, flops_per_token
 from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
-from tools.benchmarks.profile import HLO, planned_and_measured, record_trace
-from tools.benchmarks.report import ten_losses, write_report
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
+
+STEPS = 3  # that are traced
+HLO = "train_step.hlo.txt"  # beside the trace
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (
@@ -69,8 +68,8 @@ class BenchOptions:
     profile: Name | None = None
     decode: bool = False
     serve: bool = False
+    losses: bool = False
     json: Name | None = None
-    report: Name | None = None
 
 
 def main(argv: list[str]) -> None:
@@ -79,13 +78,11 @@ def main(argv: list[str]) -> None:
     own, words = take_options(argv, BenchOptions)
     bench = BenchOptions(**own)
     options = parse_options(words, saved_options=saved_options)
-    for name in ("report", "profile"):
+    for name in ("losses", "profile"):
         if getattr(bench, name) and (bench.decode or bench.serve):
             raise UserError(f"--{name} is of the training step: leave --decode and --serve out")
-    if bench.report and commit() is None:
-        raise UserError(f"--report={bench.report} names the commit that is measured: use a git clone")
     hlo = f"{bench.profile}/{HLO}" if bench.profile else None
-    for path in filter(None, (bench.json, bench.report, hlo)):
+    for path in filter(None, (bench.json, hlo)):
         check_writable(Path(path))
     if bench.vs:
         check_twin(options)
@@ -93,14 +90,10 @@ def main(argv: list[str]) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device, options.deterministic)
     with jax.set_mesh(make_mesh(options.mesh)):
-        losses = ten_losses() if bench.report else None  # first: it refuses a mesh that does not suit it
         figures = report_serving(options) if bench.serve else measure(bench, options)
         if bench.json:
             with naming(Path(bench.json)), open(bench.json, "ab") as file:
                 file.write(json.dumps(record(argv, figures)).encode() + b"\n")
-        if bench.report and losses:
-            print(f"{'losses':28}{'right' if losses.right else f'wrong: {losses.measured}'}")
-            write_report(Path(bench.report), record(argv, figures), options, losses)
 
 
 def check_twin(options: Options) -> None:
@@ -124,6 +117,7 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
     if bench.decode:
         return report_decoding(config, options)
     step = JaxStep(config, options)
+    losses = {"losses": step.losses(10)} if bench.losses else {}
     with ExitStack() as stack:
         variants: list = [step]
         if bench.loop:
@@ -134,13 +128,22 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
         if bench.profile:
             record_trace(bench.profile, variants[1] if bench.loop else step, step.train_step)
     figures = [figures_of(variant, times[variant.name], step) for variant in variants]
-    figures[0] |= planned_and_measured(step)
+    figures[0] |= losses
     print(table(figures))
     if bench.loop:
         pairs = zip(times[step.name], times[TrainLoop.name], strict=True)  # neighbours in time
         print(f"{'the loop adds':28}{median(loop / bare for bare, loop in pairs) - 1:10.2%}")
     print(details(figures[0]))
     return figures
+
+
+def record_trace(folder: str, variant: JaxStep | TrainLoop, compiled: jax.stages.Compiled) -> None:
+    """Write a trace of some steps and the compiled step's HLO."""
+    write_whole(Path(folder, HLO), compiled.as_text() or "")
+    with jax.profiler.trace(folder, create_perfetto_trace=True):
+        variant.run(STEPS)  # waits for what ran before it, and for its own end
+    trace = f"{folder}/plugins/profile/*/perfetto_trace.json.gz"
+    print(f"profile: {STEPS} steps, {variant.name}: open {trace} at https://ui.perfetto.dev")
 
 
 def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, Any]:
@@ -220,15 +223,10 @@ def details(step: dict[str, Any]) -> str:
         "MFU": f"{step['mfu']:.1%}" if step["mfu"] else f"none: no peak is known in {step['dtype']}",
         "compile time": f"{step['compile_seconds']:.1f} s",
         "memory": f"{step['memory_bytes'] / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)",
-        "planned": "nothing: simulated devices share the CPU",
     }
-    if planned := step["planned_ms"]:
-        lines["planned"] = f"{planned:.2f} ms, {planned / step['ms']:.2f} times what was measured"
-    rows = [f"\n{step['name']}", *(f"{name:28}{text}" for name, text in lines.items())]
-    if step["classes"]:
-        rows.append(f"\n{'share of the step':28}{'planned':>10}{'measured':>10}")
-    rows += [f"{name:28}{x['planned']:10.0%}{x['measured']:10.0%}" for name, x in step["classes"].items()]
-    return "\n".join(rows)
+    if "losses" in step:
+        lines["losses"] = " ".join(f"{loss:.6f}" for loss in step["losses"])
+    return "\n".join([f"\n{step['name']}", *(f"{name:28}{text}" for name, text in lines.items())])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic_core import ValidationError, from_json
+from pydantic_core import ValidationError
 
 from common.command_line import first_problem, value_reader
 from common.errors import UserError
@@ -29,10 +29,9 @@ def cache_folder() -> Path:
 def read_json(path: Path, kind: Any = Any) -> Any:
     """Read a JSON file of this type. Raises ValueError if it is missing or damaged, OSError if unreadable."""
     try:
-        found = from_json(path.read_bytes())
+        return value_reader(kind).validate_json(path.read_bytes(), strict=True)
     except GONE as error:
         raise ValueError(error.strerror) from None
-    return value_reader(kind).validate_python(found, strict=True)
 
 
 def kept(path: Path, kind: Any) -> Any:

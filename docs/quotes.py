@@ -20,10 +20,6 @@ A table below such a mark is the only one of another page, as experiments.compar
 A table below `bench` and a command is what `bench.py --json=docs/benchmarks.json` wrote for it last.
 
     <!-- bench: config/quickstart.py --loop -->
-
-A table below `reports` has a row for each report of a folder.
-
-    <!-- reports: docs/measured -->
 """
 
 import ast
@@ -33,14 +29,11 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 
-from common.errors import UserError
 from docs.pages import FENCE, ROOT, pages
-from tools.benchmarks.report import read_report
 
 NOTES_TO_TOOLS = re.compile(r"  # (?:ty: ignore|noqa).*$", re.M)  # no reader wants them
 TABLE = re.compile(r"^<!-- table: (?P<path>\S+) -->\n(?:\n(?:\|[^\n]*\n)+)?", re.M)
 BENCH = re.compile(r"^<!-- bench: (?P<words>.+) -->\n(?:\n(?:\|[^\n]*\n)+\n\*[^\n]*\*\n)?", re.M)
-REPORTS = re.compile(r"^<!-- reports: (?P<folder>\S+) -->\n(?:\n(?:\|[^\n]*\n)+)?", re.M)
 FIGURES = {  # of a variant in benchmarks.json: its column and format
     "ms": ("ms/step", ",.1f"),
     "spread": ("spread", ".0%"),
@@ -130,22 +123,6 @@ def bench_table(words: str, root: Path = ROOT) -> str:
     return f"{table}\n*`{command}`, {run['cpu']}, {versions}, {run['commit'][:7]}, {run['date']}*\n"
 
 
-def reports_table(folder: str, root: Path = ROOT) -> str:
-    """Return a row for each report of a folder, by the files' names. Raises UserError."""
-    table = "| device | `bench.py` | ms/step | planned | tokens/s | memory | losses | with |\n"
-    table += "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
-    for x in map(read_report, sorted((root / folder).glob("*.json"))):
-        device = x.cpu if x.device == "cpu" else f"{x.devices} x {x.device}"
-        options = re.sub(r"^python bench\.py | --report=\S+", "", x.command)
-        planned = f"{x.planned_ms:,.1f}" if x.planned_ms else ""
-        table += (
-            f"| {device} | `{options}` | {x.ms:,.1f} | {planned} | {x.tokens_per_second:,.0f} "
-            f"| {x.peak_memory_bytes / 1e9:.1f} GB | {'right' if x.losses.right else '**wrong**'} "
-            f"| JAX {x.versions.get('jax')}, {x.commit[:7]}, {x.date} |\n"
-        )
-    return table
-
-
 def renewed(page: str, root: Path = ROOT) -> str:
     """Return a page's text with each quote as its file has it now. Raises LookupError."""
 
@@ -161,9 +138,6 @@ def renewed(page: str, root: Path = ROOT) -> str:
     def renew_bench(match: re.Match) -> str:
         return f"<!-- bench: {match['words']} -->\n\n{bench_table(match['words'], root)}"
 
-    page = REPORTS.sub(
-        lambda x: f"<!-- reports: {x['folder']} -->\n\n{reports_table(x['folder'], root)}", page
-    )
     return BENCH.sub(renew_bench, TABLE.sub(renew_table, FENCE.sub(renew, page)))
 
 
@@ -182,6 +156,6 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (LookupError, UserError) as error:
+    except LookupError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -14,50 +14,55 @@ stopped while it trained goes on from its last checkpoint.
 import gzip
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
+import pydantic.dataclasses
 
-from common.command_line import Count, Name, Seed, given, matching
+from common.command_line import Count, Name, NonNegative, Seed, given, matching
 from common.errors import UserError, command
 from common.files import kept, read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
-from experiments.record import machine
+from experiments.record import STRICT, machine
 from experiments.snapshot import ROOT
 from experiments.statistics import difference
+from runs.checkpoint import checkpoint_folders
 
 TASKS = "reverse,change,order"
 MODELS = ("chat", "more", "rewarded")
 # A step of rewards draws 128 answers, and has gradients of those with an advantage, in rows of at most 64
 # tokens. Up to 55% of them (`weighted` in metrics.jsonl) take fewer FLOPs than 2.5 steps of fine-tuning.
 CHAT_STEPS, REWARD_STEPS, MORE_STEPS = 2000, 400, 1000
-TRAIN = "train.py config/quickstart.py --document_mask=True --overwrite=True --seed={seed}"
-STAGES = (
-    "data/tasks.py --tasks={tasks} --n=50000 --wrong=0.3 --seed={seed} --to={to}/conversations.jsonl",
-    "data/train_tokenizer.py --source={to}/book.txt --vocab_size=512 --to={to}/tokenizer",
-    "data/prepare.py --source={to}/book.txt --tokenizer={to}/tokenizer --val_fraction=0.05 --to={to}/book",
-    "data/prepare.py --chat=True --source={to}/conversations.jsonl --tokenizer={to}/tokenizer"
-    " --block_size=128 --val_fraction=0.02 --to={to}/conversations",
-    f"{TRAIN} --dataset={{to}}/book --out_dir={{to}}/base --max_iters=300 --lr_decay_iters=300"
+TRAIN = "train.py config/quickstart.py --document_mask=True --seed={seed}"
+STAGES = {  # by what each makes
+    "conversations.jsonl": "data/tasks.py --tasks={tasks} --n=50000 --wrong=0.3 --seed={seed}"
+    " --to={to}/conversations.jsonl",
+    "tokenizer": "data/train_tokenizer.py --source={to}/book.txt --vocab_size=512 --to={to}/tokenizer",
+    "book": "data/prepare.py --source={to}/book.txt --tokenizer={to}/tokenizer --val_fraction=0.05"
+    " --to={to}/book",
+    "conversations": "data/prepare.py --chat=True --source={to}/conversations.jsonl"
+    " --tokenizer={to}/tokenizer --block_size=128 --val_fraction=0.02 --to={to}/conversations",
+    "base": f"{TRAIN} --dataset={{to}}/book --out_dir={{to}}/base --max_iters=300 --lr_decay_iters=300"
     " --eval_interval=100",
-    f"{TRAIN} --init_from={{to}}/base --dataset={{to}}/conversations --out_dir={{to}}/chat"
+    "chat": f"{TRAIN} --init_from={{to}}/base --dataset={{to}}/conversations --out_dir={{to}}/chat"
     f" --max_iters={CHAT_STEPS} --lr_decay_iters={CHAT_STEPS} --eval_interval=500",
-    "rl.py config/quickstart.py --document_mask=True --overwrite=True --seed={seed} --init_from={to}/chat"
+    "rewarded": "rl.py config/quickstart.py --document_mask=True --seed={seed} --init_from={to}/chat"
     " --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8 --max_new_tokens=24"
     " --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=2e-4 --min_lr=0"
     f" --warmup_iters=10 --lr_decay_iters={REWARD_STEPS} --weight_decay=0 --max_iters={REWARD_STEPS}"
     " --eval_interval=50 --always_save_checkpoint=True",
-    f"{TRAIN} --init_from={{to}}/chat --dataset={{to}}/conversations --out_dir={{to}}/more"
+    "more": f"{TRAIN} --init_from={{to}}/chat --dataset={{to}}/conversations --out_dir={{to}}/more"
     f" --max_iters={MORE_STEPS} --lr_decay_iters={MORE_STEPS} --eval_interval=500"
     " --always_save_checkpoint=True",
-    "evaluate.py --out_dir={to}/rewarded --beside={to}/chat,{to}/more --tasks={tasks} --questions=500"
-    " --max_new_tokens=24 --json={to}/answers.json",
-)
+    "answers.json": "evaluate.py --out_dir={to}/rewarded --beside={to}/chat,{to}/more --tasks={tasks}"
+    " --questions=500 --max_new_tokens=24 --json={to}/answers.json",
+}
 
 Listed = Annotated[Name, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
 Json = Annotated[Name, matching(r".*\.json", "a name with .json: the table is beside it")]
@@ -76,21 +81,32 @@ class ChatOptions:
     results: Json | None = None  # file of the lives' answers, which is added to; None: results.json there
 
 
+Answers = dict[str, dict[str, dict[str, list[float]]]]  # by model, task, and greedy or sampled
+
+
+@pydantic.dataclasses.dataclass(config=STRICT)
+class Begun:
+    """A stage that has begun."""
+
+    seconds: NonNegative = 0.0
+    ended: bool = False
+
+
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
     path = Path(options.results or Path(options.out_dir, "results.json"))
-    kind = dict[str, list[str] | dict[str, dict[str, Any]]]
-    results: Any = {"stages": list(STAGES), "lives": {}} | kept(path, kind)
-    if results["stages"] != list(STAGES):
+    with refusing(f"{path}: cannot be read", "restore or delete it", Exception):
+        found = kept(path, dict[str, list[str] | dict[str, dict[str, Any]]])
+        results: Any = {"stages": [*STAGES.values()], "lives": {}} | found
+        table(results["lives"])
+    if results["stages"] != [*STAGES.values()]:
         raise UserError(f"{path}: its lives had other stages: move it, or give another --results")
     for seed in range(options.seed, options.seed + options.seeds):
         if str(seed) not in results["lives"]:
             results["lives"][str(seed)] = live(Path(options.out_dir, str(seed)), seed)
             write_whole(path, json.dumps(results, indent=1) + "\n")
-    found = table({seed: life["answers"] for seed, life in results["lives"].items()})
-    write_whole(
-        path.with_suffix(".md"), f"Held-out questions, seeds {', '.join(results['lives'])}:\n\n{found}"
-    )
+    found, seeds = table(results["lives"]), ", ".join(results["lives"])
+    write_whole(path.with_suffix(".md"), f"Held-out questions, seeds {seeds}:\n\n{found}")
     print(found)
 
 
@@ -99,31 +115,39 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
     path = folder / "stages.json"
-    # By command: the checkpoints that were there before, its seconds, if it has ended.
-    stages: Any = kept(path, dict[str, dict[str, bool | float | list[str]]])
-    for stage in STAGES:
+    stages: dict[str, Begun] = kept(path, dict[str, Begun])  # by command
+    for name, stage in STAGES.items():
         words = [word.format(to=folder, seed=seed, tasks=TASKS) for word in stage.split()]
         typed = shlex.join(["python", *words])
-        one = stages.setdefault(typed, {"before": checkpoints(words)})
-        if one.get("ended"):
+        if typed not in stages:
+            shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)  # of an earlier life
+        this = stages.setdefault(typed, Begun())
+        if this.ended:
             continue
-        write_whole(path, json.dumps(stages, indent=1) + "\n")
+        write_whole(path, as_json(stages))
+        if checkpoint_folders(str(folder / name)):  # train.py goes on where it was stopped
+            words = [words[0], f"--out_dir={folder / name}", "--init_from=resume"]
         start = time.perf_counter()
         try:
-            one["ended"] = run(going_on(words, one.get("before", []))) == 0
+            this.ended = run(words) == 0
         finally:
-            one["seconds"] = one.get("seconds", 0.0) + time.perf_counter() - start
-            write_whole(path, json.dumps(stages, indent=1) + "\n")
-        if not one["ended"]:
+            this.seconds += time.perf_counter() - start
+            write_whole(path, as_json(stages))
+        if not this.ended:
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
-    minutes = sum(one.get("seconds", 0.0) for one in stages.values()) / 60
+    minutes = sum(stage.seconds for stage in stages.values()) / 60
     talk = shlex.join(["python", "serve.py", f"--out_dir={folder}/rewarded"])
     print(f"\n{minutes:.0f} minutes. Talk to it: {talk}")
     path = folder / "answers.json"
     with refusing(f"{path}: cannot be read", f"write it again: {typed}", Exception):
-        found = read_json(path, dict[str, int | dict[str, dict[str, dict[str, list[float]]]]])["models"]
+        found = read_json(path, dict[str, int | Answers])["models"]
         answers = {Path(model).name: shares for model, shares in found.items()}
+        table({"": {"answers": answers}})
     return {"answers": answers, "minutes": round(minutes, 1)} | machine()
+
+
+def as_json(stages: dict[str, Begun]) -> str:
+    return json.dumps({typed: asdict(stage) for typed, stage in stages.items()}, indent=1) + "\n"
 
 
 def run(words: list[str]) -> int:
@@ -137,30 +161,12 @@ def run(words: list[str]) -> int:
         raise
 
 
-def going_on(words: list[str], before: list[str]) -> list[str]:
-    """Return the command that goes on where this one was stopped: training resumes from its checkpoint.
-
-    Checkpoints that were there `before` it began are of another life.
-    """
-    out_dir = [word for word in words if word.startswith("--out_dir=")]
-    return [words[0], *out_dir, "--init_from=resume"] if {*checkpoints(words)} - {*before} else words
-
-
-def checkpoints(words: list[str]) -> list[str]:
-    """Return the name and the time of each checkpoint of a command that trains."""
-    if words[0] not in ("train.py", "rl.py"):
-        return []
-    out_dir = next(word for word in words if word.startswith("--out_dir="))
-    folders = Path(out_dir.removeprefix("--out_dir="), "checkpoints").glob("*")
-    return [f"{path.name} {path.stat().st_mtime_ns}" for path in folders if path.name.isdigit()]
-
-
 def as_documents(book: str) -> str:
     """Separate the book's files, which begin with a line such as `==> model.py <==`."""
     return book.replace("\n==> ", "\n<|endoftext|>\n==> ")
 
 
-def table(answers: dict[str, Any]) -> str:
+def table(lives: dict[str, Any]) -> str:
     """Return the mean shares of right answers, and what rewards add, with 95% intervals, in Markdown."""
     lines = [
         f"| right answers | {' | '.join(MODELS)} | rewarded - chat | rewarded - more |",
@@ -168,9 +174,10 @@ def table(answers: dict[str, Any]) -> str:
     ]
     for how, task in [*(("sampled", task) for task in (*TASKS.split(","), "all")), ("greedy", "all")]:
         shares = {
-            seed: {model: share(life[model], task, how) for model in MODELS} for seed, life in answers.items()
+            seed: {model: share(life["answers"][model], task, how) for model in MODELS}
+            for seed, life in lives.items()
         }
-        each = pd.DataFrame(shares).T
+        each = pd.DataFrame(shares, index=[*MODELS]).T
         cells = [f"{task}, {how}", *(f"{each[model].mean():.1f}%" for model in MODELS)]
         for model in ("chat", "more"):
             added = difference(each["rewarded"], each[model])

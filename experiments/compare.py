@@ -19,7 +19,6 @@ import sys
 import tomllib
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -30,15 +29,16 @@ import pandas as pd
 from common.command_line import Count, Name, Positive, show_help, take_options
 from common.errors import UserError, command
 from common.files import kept, refusing, write_whole
-from config.options import RESUMING, Options
+from config.options import RESUMING, Options, parse_options
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import document_bytes
-from experiments.record import Experiment, Variant
+from experiments.record import Experiment, Variant, read_result
 from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
 from experiments.runner import KEEPING, Equal, at_equal, run, time_steps
-from experiments.snapshot import digest, environment, take
-from tools.benchmarks.other_code import OtherCode
+from experiments.snapshot import digest, take
+from experiments.trial import options_of
+from runs.start import shape_of_weights
 
 STATUS = {"helps": 0, "none": 1, "diverged": 1, "hurts": 3}
 
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
         answers = [asdict(x) | {"change": label, "verdict": x.verdict} for label, x in differences.items()]
         answers = json.loads(json.dumps(answers), parse_constant=lambda _: None)  # JSON has no infinity
         about = {"base": " ".join(base), "equal": asked.equal, "unit": UNIT[experiment.metric]}
-        about |= {"ms": {x: record.sets[x]["ms"] for x in experiment.sets}, "changes": answers}  # ty: ignore
+        about |= {"ms": {x: record.sets[x].ms for x in experiment.sets}, "changes": answers}  # ty: ignore
         print(json.dumps(about | {"words": sentences(experiment, record)}, indent=1))
     else:
         print("\n\n".join([table(experiment, record), *sentences(experiment, record)]))
@@ -106,22 +106,25 @@ def changed(base: list[str], words: list[str]) -> list[str]:
 
 def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
     """Take the code of each set, and ask it for the options that the words mean. Raises UserError."""
-    by_commit: dict[str, dict[str, list[str]]] = {}
+    codes, found = {}, {}
     for label, words in sets.items():
         commit = "".join(word.removeprefix("git:") for word in words if re.fullmatch(COMMIT, word))
-        by_commit.setdefault(commit, {})[label] = [x for x in words if not re.fullmatch(COMMIT, x)]
-    found = {}
-    for commit, lines in by_commit.items():
-        code = take(commit, out / "code")
-        for line in lines.values():  # a config is that code's own, where it has it
-            line[:] = [str(own) if (own := code.folder / word).is_file() else word for word in line]
-        with closing(OtherCode(code.name, code.folder, [], environment())) as process:
-            for label, options in zip(lines, process.options([*lines.values()]), strict=True):
-                left_out = LEFT_OUT | ({"init_from"} if options.get("init_from") in RESUMING else set())
-                found[label] = Variant(code, {x: options[x] for x in sorted(options.keys() - left_out)})
+        code = codes[commit] if commit in codes else codes.setdefault(commit, take(commit, out / "code"))
+        words = [word for word in words if not re.fullmatch(COMMIT, word)]
+        # A config is that code's own, where it has it.
+        words = [str(own) if (own := code.folder / word).is_file() else word for word in words]
+        options = options_of(code, words) if commit else changed_options(words)
+        left_out = LEFT_OUT | ({"init_from"} if options.get("init_from") in RESUMING else set())
+        found[label] = Variant(code, {x: options[x] for x in sorted(options.keys() - left_out)})
     for dataset in {x.option("dataset") for x in found.values()}:
         prepare_if_missing(dataset)
-    return {label: found[label] for label in sets}
+    return found
+
+
+def changed_options(words: list[str]) -> dict[str, Any]:
+    """Return the options that these words set, other than the defaults. Raises UserError."""
+    options = vars(parse_options(words, shape_of_weights))
+    return {name: value for name, value in options.items() if value != getattr(Options, name)}
 
 
 def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experiment:
@@ -144,7 +147,7 @@ def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experi
         command=f"python -m experiments.compare {shlex.join([*base, *(f'--change={x}' for x in changes)])}",
         sets=variants,
         seeds=asked.seeds or 5,
-        metric=metric_of({x.option("dataset") for x in variants.values()}),
+        metric=metric_of(variants),
     )
     print(experiment.question, file=sys.stderr)
     if not asked.power:
@@ -166,11 +169,15 @@ def in_full(base: list[str], variants: dict[str, Variant]) -> Iterator[str]:
             yield f"    differs in {', '.join(sorted(files))}"
 
 
-def metric_of(names: set[str]) -> str:
-    """Return the metric: the loss where validation tokens are equal, bits per byte where their text is."""
+def metric_of(variants: dict[str, Variant]) -> str:
+    """Return the metric: the loss where validation tokens are equal, bits per byte where their text is.
+
+    Other code may report another loss, such as one that it trains: evaluate.py finds the one that counts.
+    """
+    names = {x.option("dataset") for x in variants.values()}
     datasets = [Dataset(name) for name in sorted(names)]
     if len({str((x.meta.sha256 or {}).get("val", x.folder)) for x in datasets}) == 1:
-        return "val"
+        return "val" if len({str(x.code.files) for x in variants.values()}) == 1 else "loss"
     if len({text_of(x) for x in datasets}) > 1:
         raise UserError(f"{', '.join(names)}: losses on other validation texts cannot be compared")
     return "bits_per_byte"
@@ -202,13 +209,13 @@ def needed(experiment: Experiment, label: str, gain: float, asked: CompareOption
     ended, columns = {}, ["seed", "seconds", experiment.metric]
     for name in ("base", label):
         paths = Path(asked.out, "runs").glob(f"{experiment.sets[name].mark}.seed-*/result.json")
-        runs = [kept(path, dict[str, Any]) for path in paths]
+        runs = [vars(read_result(path)) for path in paths]
         ended[name] = pd.DataFrame(runs, columns=columns).set_index("seed").astype(float)
     losses = {name: runs[experiment.metric].dropna() for name, runs in ended.items()}
     seen, spread = (losses[label] - losses["base"]).dropna(), 1.0
     done, seconds = len(seen), 2 * pd.concat(ended)["seconds"].mean()
     if done < 2:  # equal seeds vary together: their differences vary less than those of independent runs
-        reference = [run["val"] for run in find_runs(experiment.sets["base"].options)]
+        reference = [run.val for run in find_runs(experiment.sets["base"].options)]
         seen, spread = losses["base"] if len(losses["base"]) > 1 else pd.Series(reference), 2**0.5
     if len(seen) < 2:
         raise UserError("--power: no two seeds of the base are there: give --seeds=2 without --power first")
@@ -226,9 +233,10 @@ def run_list(path: Path, asked: CompareOptions) -> int:
             path=path.parent / "results" / f"{name}.json",
             question=entry.get("question", name),
             command=f"python -m experiments.compare {path} --only={name}",
-            sets=read_variants(sets, Path(asked.out)),
+            sets=(variants := read_variants(sets, Path(asked.out))),
             seeds=asked.seeds or entry["seeds"],
             upward=entry.get("upward", False),
+            metric=metric_of(variants),
         )
         experiment = at_equal(experiment, asked.equal)
         try:

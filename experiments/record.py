@@ -3,15 +3,18 @@
 import json
 import math
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field, FiniteFloat
 
+from common.command_line import NonNegative, NonNegativeInt, Seed, check_values, matching, value_reader
 from common.devices import describe_cpu
 from common.errors import UserError
 from common.files import read_json, refusing, write_whole
@@ -21,6 +24,7 @@ from experiments.snapshot import ROOT, Snapshot, digest
 
 RESULTS = ROOT / "experiments" / "results"
 TOKENS = ("gradient_accumulation_steps", "batch_size", "block_size")  # their product is a step's
+DAMAGED = "restore it, or delete it and its runs are trained again"
 
 
 @dataclass(frozen=True)
@@ -57,59 +61,111 @@ class Experiment:
     seeds: int = 5
     upward: bool = False  # compare each set with the one above it, not with the base
     equal: str = "steps"  # or tokens or time: what the sets have alike
-    metric: str = "val"  # or bits_per_byte, where the sets have other tokens
+    metric: str = "val"  # or another field of Result
     planned: int | None = None  # how many seeds were to be looked at first
 
     def record(self) -> "Record":
         return Record(self.path, self.sets, self.metric)
 
 
+Value = bool | int | FiniteFloat | str | None
+Date = Annotated[str, matching(r"\d{4}-\d\d-\d\d", "a date")]
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
+class Result:
+    """What a run came to: a run's result.json, and a line of an experiment's file."""
+
+    seed: Seed
+    val: NonNegative | None  # the loss of the last evaluation; None: it diverged
+    best: NonNegative | None = None  # this and `losses` are of runs until 11/2026
+    diverged: NonNegativeInt | None  # at this iteration
+    steps: NonNegativeInt
+    seconds: NonNegative  # of steps
+    evaluations: list[tuple[NonNegativeInt, NonNegative, NonNegative]]  # iteration, train and val loss
+    losses: list[tuple[NonNegativeInt, NonNegative]] | None = None
+    data: str | None  # data_mark
+    versions: str
+    cpu: str
+    date: Date
+    # Of all the validation text, by its own evaluate.py, if it was asked for.
+    loss: NonNegative | None = None
+    bits_per_byte: NonNegative | None = None
+
+    def __post_init__(self):
+        last = [val for _, _, val in self.evaluations][-1:] if self.diverged is None else [None]
+        if last != [self.val]:
+            raise ValueError("val is not the last of the evaluations, or null for a run that diverged")
+
+    def to_json(self) -> str:
+        return value_reader(Result).dump_json(self, exclude_defaults=True).decode()
+
+    def check(self, path: Path, dataset: str) -> None:
+        """Raise UserError if this run in a file had other data of that name, or packages."""
+        data, versions = data_mark(dataset), machine()["versions"]
+        for what, had, has in ((dataset, self.data, data), ("versions", self.versions, versions)):
+            if had and has and had != has:
+                raise UserError(f"{path}: a run had {what} {had}, not {has}: restore it, or move the file")
+
+
+@pydantic.dataclasses.dataclass(kw_only=True, config=STRICT)
+class Entry:
+    """A set in an experiment's file."""
+
+    options: dict[str, Value]  # that are not train.py's defaults
+    ms: Annotated[float, Field(ge=1e-6, le=1e12)] | None = None  # of a step
+    timed: str | None = None  # when and where
+    runs: list[Result]
+
+    def __post_init__(self):
+        read = {name: self.options[name] for name in ("dataset", "max_iters") if name in self.options}
+        check_values(read, "", Options)
+
+
 class Record:
-    """The results in a file: by set its `options` and `runs` and, once timed, `ms` of a step.
+    """The results in a file, by set.
 
     Sets that the file alone has were tried, and taken out: they are shown, and not trained.
     """
 
     def __init__(self, path: Path, sets: dict[str, Variant] | None = None, metric: str = "val"):
         self.path, self.metric = path, metric
-        with refusing(f"{path}: cannot be read as results", "restore it", Exception):
-            kept = read_json(path)["sets"] if path.exists() else {}
-            wanted = {label: x.options for label, x in sets.items()} if sets else {}
-            self.sets: dict[str, dict[str, Any]] = {x: {"options": y, "runs": []} for x, y in wanted.items()}
-            # A set whose options have changed begins anew.
-            self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x["options"], None)}
-            for label in self.sets:
-                self.losses(label)
+        with refusing(f"{path}: cannot be read as results", DAMAGED, Exception):
+            kept = read_json(path, dict[str, dict[str, Entry]])["sets"] if path.exists() else {}
+        wanted = {label: x.options for label, x in (sets or {}).items()}
+        self.sets = {label: Entry(options=options, runs=[]) for label, options in wanted.items()}
+        # A set whose options have changed begins anew.
+        self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x.options, None)}
         self.taken_out = self.sets.keys() - wanted.keys() if sets else set()
 
     def losses(self, label: str) -> pd.Series:
         """Return a set's final validation losses by seed; NaN for a run that diverged."""
-        return pd.Series({run["seed"]: run[self.metric] for run in self.sets[label]["runs"]}, dtype=float)
+        return pd.Series({x.seed: getattr(x, self.metric) for x in self.sets[label].runs}, dtype=float)
 
-    def add(self, label: str, run: dict) -> None:
+    def add(self, label: str, run: Result) -> None:
         """Write a run's result, in place of one of the same seed."""
-        runs = {x["seed"]: x for x in [*self.sets[label]["runs"], run]}
+        runs = {x.seed: x for x in [*self.sets[label].runs, run]}
         self.set(label, runs=[runs[seed] for seed in sorted(runs)])
 
     def set(self, label: str, **values: Any) -> None:
         """Change a set's entry, and write the file: a line for each run, for git."""
-        self.sets[label] |= values
+        self.sets[label] = replace(self.sets[label], **values)
         lines = []
         for name, entry in self.sets.items():
-            head = json.dumps({key: value for key, value in entry.items() if key != "runs"})[1:-1]
-            runs = ",\n".join(f"   {json.dumps(run, separators=(',', ':'))}" for run in entry["runs"])
-            lines.append(f'  {json.dumps(name)}: {{{head}, "runs": [\n{runs}\n  ]}}')
+            head = {"options": entry.options} | ({"ms": entry.ms, "timed": entry.timed} if entry.ms else {})
+            runs = ",\n".join(f"   {run.to_json()}" for run in entry.runs)
+            lines.append(f'  {json.dumps(name)}: {{{json.dumps(head)[1:-1]}, "runs": [\n{runs}\n  ]}}')
         write_whole(self.path, '{"sets": {\n' + ",\n".join(lines) + "\n}}\n")
 
 
-def check_run(path: Path, run: dict, dataset: str) -> None:
-    """Raise UserError if a run in this file is not whole, or had other data of that name, or packages."""
-    if lacks := [name for name in ("seed", "val", "seconds", "cpu", "date", "versions") if name not in run]:
-        raise UserError(f"{path}: a run lacks {', '.join(lacks)}: restore it, or move the file")
-    data, versions = data_mark(dataset), machine()["versions"]
-    for what, had, has in ((dataset, run.get("data"), data), ("versions", run["versions"], versions)):
-        if had and has and had != has:
-            raise UserError(f"{path}: a run had {what} {had}, not {has}: restore it, or move the file")
+def read_result(path: Path) -> Result:
+    """Read the result in a run's folder, whose name ends with the seed. Raises UserError."""
+    with refusing(f"{path}: cannot be read as a result", DAMAGED, ValueError):
+        found = read_json(path, Result)
+        if path.parent.suffix != f".seed-{found.seed}":
+            raise ValueError(f"seed is {found.seed}: its folder has another")
+        return found
 
 
 def data_mark(dataset: str) -> str | None:

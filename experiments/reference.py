@@ -12,7 +12,7 @@ import pandas as pd
 from common.errors import UserError, command
 from common.files import read_json, refusing
 from config.options import NOT_RESUMED, RESUMING, Options
-from experiments.record import RESULTS, Record, data_mark
+from experiments.record import RESULTS, Record, Result, data_mark
 from experiments.report import save_svg
 from experiments.statistics import critical
 from runs.metrics import read_records
@@ -35,14 +35,20 @@ def main(argv: list[str]) -> None:
     options = read_options(str(out_dir / "options.json"))
     losses = {r["iter"]: r["val/loss"] for r in read_records(out_dir / "metrics.jsonl") if "val/loss" in r}
     runs = find_runs(vars(options)) if options.init_from in ("scratch", *RESUMING) else []
-    if not losses or not runs or {run.get("data") for run in runs} != {data_mark(options.dataset)}:
+    if not losses or not runs or {run.data for run in runs} != {data_mark(options.dataset)}:
         raise UserError(f"{out_dir}: it has no evaluation, or no reference has its data and options")
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         for run in runs:
-            steps, _, val = zip(*run["evaluations"], strict=True)
-            axes.plot(steps, val, lw=1, color="gray", label="reference" if run is runs[0] else None)
+            curve = {step: val for step, _, val in run.evaluations}
+            axes.plot(
+                list(curve),
+                list(curve.values()),
+                lw=1,
+                color="gray",
+                label="reference" if run is runs[0] else None,
+            )
         axes.plot(list(losses), list(losses.values()), "o-", ms=4, label=str(out_dir))
         axes.set(xlabel="iteration", ylabel="validation loss (nats per token)")
         axes.legend()
@@ -51,15 +57,15 @@ def main(argv: list[str]) -> None:
     if (last := max(losses)) < options.max_iters:
         print(f"iter {last} of {options.max_iters}: reference.svg has the curve so far")
     else:
-        print(verdict(losses[last], pd.Series([run["val"] for run in runs])))
+        print(verdict(losses[last], pd.Series([run.val for run in runs])))
 
 
-def find_runs(options: dict[str, Any]) -> list[dict]:
+def find_runs(options: dict[str, Any]) -> list[Result]:
     """Return the runs, on any data, with the same options as far as they matter to the loss."""
     for name, label in SOURCES.items():
         entry = Record(RESULTS / f"{name}.json").sets[label]
-        if mattering(entry["options"]) == mattering(options):
-            return entry["runs"]
+        if mattering(entry.options) == mattering(options):
+            return entry.runs
     return []
 
 

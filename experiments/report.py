@@ -15,7 +15,7 @@ from config.options import Options
 from experiments.record import Experiment, Record
 from experiments.statistics import ALPHA, CHANCE, MOST, Difference, difference, seeds_to_show, smallest_gain
 
-UNIT = {"val": "nats per token", "bits_per_byte": "bits per byte"}
+UNIT = {"val": "nats per token", "loss": "nats per token", "bits_per_byte": "bits per byte"}
 
 
 def against(experiment: Experiment, record: Record, label: str, alpha: float = ALPHA) -> Difference:
@@ -27,7 +27,7 @@ def against(experiment: Experiment, record: Record, label: str, alpha: float = A
 
 def write_report(experiment: Experiment) -> None:
     record, name = experiment.record(), experiment.path.stem
-    if not any(entry["runs"] for entry in record.sets.values()):
+    if not any(entry.runs for entry in record.sets.values()):
         return
     picture, page = experiment.path.with_suffix(".svg"), experiment.path.with_suffix(".md")
     parts = [f"# {name}", experiment.question, table(experiment, record)]
@@ -46,10 +46,10 @@ def table(experiment: Experiment, record: Record) -> str:
     head = f"loss ({UNIT[experiment.metric]}), mean ± sd | difference from {base}, 95% interval"
     rows = [f"| set | {head} | p | seeds | ms/step | steps |", "|---" * 7 + "|"]
     for label, entry in record.sets.items():
-        losses, steps = record.losses(label), entry["options"].get("max_iters", Options.max_iters)
+        losses, steps = record.losses(label), entry.options.get("max_iters", Options.max_iters)
         shown = f"{label} (tried, and taken out)" if label in record.taken_out else label
         pair = describe_difference(against(experiment, record, label), len(losses))
-        ms = f"{entry['ms']:.1f}" if "ms" in entry else ""
+        ms = f"{entry.ms:.1f}" if entry.ms else ""
         rows.append(f"| {shown} | {describe(losses)} | {pair} | {len(losses)} | {ms} | {steps:,} |")
     return "\n".join(rows)
 
@@ -90,7 +90,7 @@ def sentences(experiment: Experiment, record: Record) -> list[str]:
 def sentence(experiment: Experiment, record: Record, label: str) -> str:
     found, base = against(experiment, record, label), next(iter(experiment.sets))
     n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
-    ratio = record.sets[label]["ms"] / record.sets[base]["ms"]
+    ratio = (record.sets[label].ms or np.nan) / (record.sets[base].ms or np.nan)
     ending = f"at equal {experiment.equal}; a step takes {ratio:.2f} times as long."
     ending += experiment.sets[label].unlike(experiment.sets[base])
     if found.looked:
@@ -106,7 +106,7 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
     if not np.isfinite(found.half):
         return f"{label}: too few pairs of seeds ({n}) for an interval, {ending}"
     least = smallest_gain(n, found.spread, n - 1, found.looked)
-    seconds = sum(run["seconds"] for x in (label, base) for run in record.sets[x]["runs"]) / n
+    seconds = sum(run.seconds for x in (label, base) for run in record.sets[x].runs) / n
     more = say_seeds(float(f"{least / 2:.1g}"), found.spread, n - 1, n, seconds)
     ending = f"{ending} {n} seeds show a gain of {least:.2g} with a chance of {CHANCE:.0%}; {more}"
     return f"{label}: no difference seen, {'-' if found.mean < 0 else '+'}{size}, {ending}"
@@ -124,7 +124,7 @@ def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: floa
 
 def provenance(experiment: Experiment, record: Record) -> str:
     """Say how, where and when the runs were made."""
-    runs = pd.DataFrame([run for entry in record.sets.values() for run in entry["runs"]])
+    runs = pd.DataFrame([vars(run) for entry in record.sets.values() for run in entry.runs])
     days, hours = sorted({runs["date"].min(), runs["date"].max()}), runs["seconds"].sum() / 3600
     made = f"{len(runs)} runs, {hours:.1f} hours of steps, {' to '.join(days)}"
     lines = [f"Made by `{experiment.command}`: {made}."]
@@ -132,7 +132,7 @@ def provenance(experiment: Experiment, record: Record) -> str:
     lines += [f"Versions: {found}." for found in sorted(set(runs["versions"]))]
     if record.taken_out:
         lines.append("Rows with brackets need options that are gone. Commit dd10b5e has them.")
-    timed = {entry["timed"] for entry in record.sets.values() if "timed" in entry}
+    timed = {entry.timed for entry in record.sets.values() if entry.timed}
     return "\n".join(lines + [f"Steps timed {found}." for found in sorted(timed)])
 
 

@@ -4,7 +4,6 @@ A killed run goes on from its last checkpoint. A run's folder is named by its op
 and keeps its result: what experiments share is trained once.
 """
 
-import json
 import math
 import re
 import signal
@@ -15,17 +14,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 from common.devices import count_cpus
 from common.errors import UserError
-from common.files import kept, read_json, refusing, write_whole
+from common.files import read_json, refusing, write_whole
 from config.options import Options
-from experiments.record import TOKENS, Experiment, Variant, check_run, data_mark, machine
-from experiments.snapshot import environment
-from tools.benchmarks.other_code import OtherCode, check_losses
-from tools.benchmarks.variants import take_turns
+from experiments.record import TOKENS, Experiment, Result, Value, Variant, data_mark, machine, read_result
+from experiments.trial import last_line, start, time_by_turns
+from runs.metrics import RECORD
 
 Equal = Literal["steps", "tokens", "time"]
 # These do not change what a run trains.
@@ -54,19 +51,9 @@ class Task:
         return [f"--{name}={value}" for name, value in values.items()]
 
     def start(self, program: str, words: list[str], jobs: int = 1) -> subprocess.Popen:
-        """Start a program of the run's code, with its output in train.log."""
-        variables = environment(self.variant.option("dataset"))
-        if jobs > 1:
-            variables["PJRT_NPROC"] = str(max(1, count_cpus() // jobs))  # XLA's threads
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "train.log", "ab") as log:
-            # In a session of its own, since a second Ctrl-C would end it unsaved.
-            output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            words = [sys.executable, str(self.variant.code.folder / program), *words]
-            return subprocess.Popen(words, env=variables, start_new_session=True, **output)
-
-    def last_line(self) -> str:
-        return (self.folder / "train.log").read_text(errors="replace").strip().rpartition("\n")[2]
+        threads = {"PJRT_NPROC": str(max(1, count_cpus() // jobs))} if jobs > 1 else {}  # XLA's
+        dataset = self.variant.option("dataset")
+        return start(self.variant.code, [program, *words], self.folder, dataset, **threads)
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}"
@@ -75,11 +62,10 @@ class Task:
 def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
     """Train what these sets lack, and show no loss, lest one stops when it suits. Return how many failed."""
 
-    def keep(task: Task, done: str = "ended") -> None:
-        result = kept(task.kept, dict[str, Any])
-        if experiment.metric not in result:
-            value = bits_per_byte(task) if result["diverged"] is None else None
-            write_whole(task.kept, json.dumps(result := result | {experiment.metric: value}))
+    def keep(task: Task, result: Result, done: str = "ended") -> None:
+        if getattr(result, experiment.metric) is None and result.diverged is None:
+            result = evaluated(task, result)
+        write_whole(task.kept, result.to_json())
         experiment.record().add(task.label, result)  # as it is by now: others may write it, too
         print(f"{done} {task}", file=sys.stderr, flush=True)
 
@@ -91,16 +77,17 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
         if label in labels and seed not in record.losses(label)
     ]
     for entry in record.sets.values() if due else ():
-        for old in entry["runs"]:
-            check_run(record.path, old, entry["options"].get("dataset", Options.dataset))
+        for old in entry.runs:
+            old.check(record.path, str(entry.options.get("dataset", Options.dataset)))
     for task in due:
         if task.kept.exists():  # of another experiment
-            check_run(task.kept, kept(task.kept, dict[str, Any]), task.variant.option("dataset"))
-            keep(task, "reused")
+            result = read_result(task.kept)
+            result.check(task.kept, task.variant.option("dataset"))
+            keep(task, result, "reused")
     return train_all([task for task in due if not task.kept.exists()], jobs, keep)
 
 
-def train_all(due: list[Task], jobs: int, keep: Callable[[Task], None]) -> int:
+def train_all(due: list[Task], jobs: int, keep: Callable[[Task, Result], None]) -> int:
     """Train runs, `jobs` at once, and call `keep` with each that has a result. Return how many failed.
 
     Ctrl-C and SIGTERM stop the runs as well, which save checkpoints.
@@ -117,11 +104,10 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task], None]) -> int:
             for task, process in [pair for pair in running if pair[1].poll() is not None]:
                 running.remove((task, process))
                 if result := result_of(task, process.returncode):
-                    write_whole(task.kept, json.dumps(result))
-                    keep(task)
+                    keep(task, result)
                 else:
                     failed += 1
-                    print(f"{task} failed, to be tried again: {task.last_line()}", file=sys.stderr)
+                    print(f"{task} failed, to be tried again: {last_line(task.folder)}", file=sys.stderr)
     finally:
         if running:
             print("stopped: the same command goes on", file=sys.stderr)
@@ -132,74 +118,63 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task], None]) -> int:
     return failed
 
 
-def result_of(task: Task, status: int) -> dict | None:
-    """Return the result of a run that has ended or diverged; None for a crash."""
-    found = re.match(r"error: iter (\d+): ", task.last_line()) if status == 2 else None
+def result_of(task: Task, status: int) -> Result | None:
+    """Return the result of a run that has ended or diverged; None for a crash. Raises UserError."""
+    found = re.match(r"error: iter (\d+): ", last_line(task.folder)) if status == 2 else None
     if status and not found:
         return None
-    diverged = int(found[1]) if found else None
+    diverged, last = int(found[1]) if found else None, task.variant.option("max_iters")
     path = task.folder / "metrics.jsonl"
     # A damaged line is an error: without it, an earlier evaluation would pass for the last.
     with refusing(f"{path}: damaged", "move the folder away to train it again", Exception):
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-        losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
-        evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
+        records = [RECORD.validate_json(line) for line in path.read_bytes().splitlines()]
+        losses = {x["iter"]: (x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x}
+        evaluations = [(i, round(train, 5), round(val, 5)) for i, (train, val) in losses.items()]
         ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
-        losses = {step: val for step, _, val in evaluations}
-        last = losses[task.variant.option("max_iters")] if diverged is None else None
-    return {
-        "seed": task.seed,
-        "val": last,
-        "diverged": diverged,
-        "steps": task.variant.option("max_iters") if diverged is None else diverged,
-        "seconds": round(KEEPING["log_interval"] * ms / 1e3, 1),
-        "evaluations": evaluations,
-        "data": data_mark(task.variant.option("dataset")),
-        **machine(),
-    }
+        values: dict[str, Any] = {
+            "seed": task.seed,
+            "val": round(losses[last][1], 5) if diverged is None else None,
+            "diverged": diverged,
+            "steps": last if diverged is None else diverged,
+            "seconds": round(10 * ms / 1e3, 1),  # it is logged each tenth step
+            "evaluations": evaluations,
+            "data": data_mark(task.variant.option("dataset")),
+        }
+        return Result(**values, **machine())
 
 
-def bits_per_byte(task: Task) -> float:
-    """Evaluate a trained run on all of the validation text. Raises UserError."""
-    found = task.folder / "evaluation.json"
-    if task.start("evaluate.py", [f"--out_dir={task.folder}", f"--json={found}"]).wait():
-        raise UserError(f"{task}: {task.last_line()}")
-    return read_json(found)["bits_per_byte"]
+def evaluated(task: Task, result: Result) -> Result:
+    """Evaluate a trained run on all of the validation text, by its own evaluate.py. Raises UserError."""
+    path = task.folder / "evaluation.json"
+    if task.start("evaluate.py", [f"--out_dir={task.folder}", f"--json={path}"]).wait():
+        raise UserError(f"{task}: {last_line(task.folder)}")
+    with refusing(f"{path}: cannot be read", "give the command again", Exception):
+        found = read_json(path, dict[str, Value])
+        return replace(result, loss=found["loss"], bits_per_byte=found["bits_per_byte"])
 
 
-def time_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
-    """Return the times of a step, which the record keeps. By turns, what else runs slows all alike."""
+def time_steps(experiment: Experiment) -> None:
+    """Time a step of each set, unless the record has all. Raises UserError."""
     record, sets = experiment.record(), experiment.sets
-    if any("ms" not in record.sets[label] for label in sets):
-        steps = []
-        for label, x in sets.items():
-            words = [f"--{name}={value}" for name, value in x.options.items()]
-            steps.append(OtherCode(label, x.code.folder, words, environment(x.option("dataset"))))
-        print("timing a step of each, by turns", file=sys.stderr, flush=True)
-        try:
-            if len({str(x.code.files) for x in sets.values()}) > 1:
-                check_losses(steps)
-            times = take_turns(steps, None)
-        finally:
-            for step in steps:
-                step.close()
-        about, (first, *_) = machine(), times.values()
-        timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
-        for label, found in times.items():
-            ratio = median(a / b for a, b in zip(found, first, strict=True))  # of neighbours in time
-            record.set(label, ms=round(1e3 * median(first) * ratio, 2), timed=timed)
-    return {label: {name: record.sets[label][name] for name in ("ms", "timed")} for label in sets}
+    if all(record.sets[label].ms for label in sets):
+        return
+    print("timing a step of each, by turns", file=sys.stderr, flush=True)
+    about = machine()
+    timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
+    for label, ms in time_by_turns(sets).items():
+        record.set(label, ms=round(ms, 2), timed=timed)
 
 
 def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     """Return the experiment with as many steps of each set as take the base's tokens, or time."""
     if equal == "steps":
         return experiment
-    times = time_steps(experiment)
+    time_steps(experiment)
+    times, sets = experiment.record().sets, {}
     costs = {label: math.prod(map(x.option, TOKENS)) for label, x in experiment.sets.items()}
     if equal == "time":
-        costs = {label: timed["ms"] for label, timed in times.items()}
-    sets, base = {}, next(iter(costs))
+        costs = {label: times[label].ms for label in costs}
+    base = next(iter(costs))
     for label, x in experiment.sets.items():
         steps = round(experiment.sets[base].option("max_iters") * costs[base] / costs[label])
         decay = round(steps * x.option("lr_decay_iters") / x.option("max_iters"))
@@ -208,6 +183,6 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     path = experiment.path.with_stem(f"{experiment.path.stem}_equal_{equal}")
     command = f"{experiment.command} --equal={equal}"
     made = replace(experiment, path=path, command=command, sets=sets, equal=equal)
-    for label, timed in times.items():
-        made.record().set(label, **timed)
+    for label in sets:
+        made.record().set(label, ms=times[label].ms, timed=times[label].timed)
     return made

@@ -17,7 +17,6 @@ from typing import Any
 
 from common.errors import UserError
 from common.files import refusing, write_whole
-from data.dataset import dataset_dir
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("*.py", "*.csv")  # files that programs need
@@ -74,9 +73,3 @@ def program(folder: Path) -> dict[str, str]:
 
 def digest(what: Any) -> str:
     return sha256(repr(what).encode()).hexdigest()[:12]
-
-
-def environment(dataset: str = "") -> dict[str, str]:
-    """Return the variables with which other code finds a data set of this one."""
-    folder = dataset_dir(dataset)
-    return dict(os.environ) | ({"NANOJAXGPT_DATA": str(folder.parent)} if folder.name == dataset else {})

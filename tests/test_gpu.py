@@ -15,7 +15,7 @@ from model import GPT, attention, causal_mask
 from tests.generation.test_cache import in_chunks
 from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, distance, run_python, saved_state
 from tests.models import TINY, changed, large, random_tokens
-from tools.benchmarks.report import ten_losses
+from tests.test_bench import test_ten_losses_are_those_of_every_machine
 
 pytestmark = [
     pytest.mark.skipif(jax.default_backend() != "gpu", reason="no GPU"),
@@ -53,8 +53,8 @@ def test_cudnns_attention_and_its_gradient_are_those_of_float32(documents, windo
         assert distance(one, other) < 2**-6  # rounded to 8 bits, a score of 4 changes its weight by 2^-7
 
 
-def test_ten_steps_have_the_losses_of_a_cpu():
-    assert ten_losses().right
+def test_ten_steps_have_the_losses_of_a_cpu(tmp_path, capsys):
+    test_ten_losses_are_those_of_every_machine(tmp_path, capsys, device="cuda")
 
 
 def test_decoding_with_the_cache_gives_the_features_of_the_whole_context():

@@ -46,7 +46,7 @@ def draw(axes) -> None:
 def reached(record: Record) -> pd.DataFrame:
     """Return each run's steps to the target: a row for each batch size whose runs all reach it."""
     found = {
-        entry["options"]["batch_size"]: [steps_to(run["evaluations"]) for run in entry["runs"]]
+        entry.options["batch_size"]: [steps_to(run.evaluations) for run in entry.runs]
         for entry in record.sets.values()
     }
     able = {rows: took for rows, took in found.items() if len(took) > 1 and None not in took}

@@ -26,7 +26,7 @@ def read(path: Path = RESULTS / "isoflop.json") -> pd.DataFrame:
     """Return a row for each size, of the budgets all of whose sizes have two seeds."""
     record, rows = Record(path), []
     for label, entry in record.sets.items():
-        x = entry["options"]
+        x = entry.options
         row = {
             "budget": float(label.split()[0]),  # of "3e11 FLOPs, width 16"
             "width": x["n_embd"],

@@ -121,8 +121,8 @@ def draw_ladder(axes, rungs: list[Rung]) -> None:
 
 def draw_training(axes, bits: list[float]) -> None:
     """Draw the mean loss and range of the quickstart's seeds in training, and the whole text's after it."""
-    (runs,) = (entry["runs"] for entry in Record(RESULTS / "quickstart.json").sets.values())
-    found = np.array([run["evaluations"][1:] for run in runs])  # (seeds, evaluations, 3): the first is noise
+    (runs,) = (entry.runs for entry in Record(RESULTS / "quickstart.json").sets.values())
+    found = np.array([run.evaluations[1:] for run in runs])  # (seeds, evaluations, 3): the first is noise
     steps, val = found[0, :, 0], found[:, :, 2] / np.log(2)
     mean = val.mean(0)
     spans = [mean - val.min(0), val.max(0) - mean]

@@ -10,9 +10,14 @@ from config.options import Options
 from docs.figures import batch_size, isoflop, ladder
 from experiments.record import RESULTS, Record
 from runs.metrics import flops_per_token
+from tests.experiments.conftest import result
 from training.state import model_config
 
 SETS = Record(RESULTS / "isoflop.json").sets
+
+
+def ended(seed, loss, **more):
+    return json.loads(result(seed, loss, **more).to_json())
 
 
 def write(path, sets):
@@ -22,7 +27,7 @@ def write(path, sets):
 
 def test_an_isoflop_run_has_the_parameters_and_takes_the_budget_that_the_figure_says():
     for (_, row), entry in zip(isoflop.read().iterrows(), SETS.values(), strict=True):
-        options = Options(**entry["options"])
+        options = Options(**entry.options)
         config = model_config(options, isoflop.SYMBOLS, None)
         flops = flops_per_token(config, options.block_size)
         assert flops * row.tokens == pytest.approx(row.budget, rel=0.01)
@@ -37,8 +42,8 @@ def test_isoflop_finds_the_exponent_of_parabolas(tmp_path):
     for (label, entry), (_, row) in zip(SETS.items(), sizes.iterrows(), strict=True):
         best = 200_000 * (row.budget / 3e12) ** 0.6
         loss = 1.5 + 0.1 * np.log(row.parameters / best) ** 2
-        runs = [{"seed": seed, "val": loss + 1e-4 * rng.standard_normal()} for seed in (1, 2, 3)]
-        sets[label] = {"options": entry["options"], "runs": runs}
+        runs = [ended(seed, loss + 1e-4 * rng.standard_normal()) for seed in (1, 2, 3)]
+        sets[label] = {"options": entry.options, "runs": runs}
     path = write(tmp_path / "isoflop.json", sets)
     _, first, *lines = isoflop.findings(isoflop.read(path)).splitlines()
     fitted = [number for line in lines[5:-1] for number in re.findall(r"0\.\d\d\b", line)]
@@ -63,7 +68,7 @@ def test_losses_that_only_fall_have_no_lowest_size():
 def test_the_ladder_compares_with_the_row_above_and_brackets_what_may_be_0(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder, "RESULTS", tmp_path)
     rows = {"nanoGPT": (2.0, 2.1), "+ rate x4": (1.5, 1.61), "+ muon": (1.4, 1.72)}
-    runs = {x: [{"seed": i, "val": loss} for i, loss in enumerate(y)] for x, y in rows.items()}
+    runs = {x: [ended(i, loss) for i, loss in enumerate(y)] for x, y in rows.items()}
     write(tmp_path / "ladder_book_up.json", {x: {"options": {}, "runs": y} for x, y in runs.items()})
     lines = ladder.findings(ladder.UP).splitlines()
     assert lines[1].split() == ["+", "rate", "x4", "not", "run", "yet", "-0.4950", "±", "0.0635"]
@@ -81,9 +86,7 @@ def test_a_target_is_reached_between_two_evaluations_by_all_seeds_or_the_batch_i
     """From a loss of 4 before the first step; the target, 2.2, is nine tenths of the way to 2."""
 
     def entry(rows, *losses):
-        runs = [
-            {"seed": i, "evaluations": [[0, 4.0, 4.0], [6, x, x]], "val": x} for i, x in enumerate(losses)
-        ]
+        runs = [ended(i, x, evaluations=[(0, 4.0, 4.0), (6, x, x)]) for i, x in enumerate(losses)]
         return {"options": {"batch_size": rows}, "runs": runs}
 
     sets = {"batch 4": entry(4, 2.0, 2.0), "batch 8": entry(8, 2.0, 3.0), "batch 16": entry(16, 2.0)}

@@ -3,22 +3,15 @@
 import doctest
 import importlib.util
 import json
-import re
 
 import pytest
 
-from bench import BenchOptions
-from common.command_line import take_options
-from config.options import parse_options
 from data.dataset import prepare_if_missing
 from docs.as_notebook import KEPT, NOTEBOOKS, cells, notebook
-from docs.pages import BOOK, ROOT, chapters, fences
+from docs.pages import BOOK, chapters, fences
 from tests.docs.test_runs import ALIKE
 
-MEASURE = NOTEBOOKS / "measure.ipynb"  # needs a card, and has never run on one
-WRITTEN = sorted(
-    path for path in NOTEBOOKS.glob("[a-z]*.ipynb") if path.stem not in KEPT.values() and path != MEASURE
-)
+WRITTEN = sorted(path for path in NOTEBOOKS.glob("[a-z]*.ipynb") if path.stem not in KEPT.values())
 runs_notebooks = pytest.mark.skipif(
     importlib.util.find_spec("nbclient") is None or importlib.util.find_spec("ipykernel") is None,
     reason="nothing runs notebooks here: pip install -r requirements-docs.txt",
@@ -85,17 +78,6 @@ def test_a_chapters_notebook_that_is_kept_is_the_chapter(chapter):
     outputs = "".join(shown(cell) for cell in found if cell["cell_type"] == "code")
     for fence in fences(page):
         assert fence.mark != "printed" or fence.text in outputs, fence
-
-
-def test_the_commands_of_the_notebook_for_cards_have_options_that_there_are():
-    cells = json.loads(MEASURE.read_text())["cells"]
-    lines = "".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "code")
-    gpt2 = re.search('GPT2 = "(.*)"', lines)[1]
-    for words in re.findall(r"^!python bench.py (.*)$", lines, re.M):
-        bench, rest = take_options(words.replace("{GPT2}", gpt2).split(), BenchOptions)
-        assert bench["report"] and parse_options(rest).device == "auto"
-    paths = re.findall(r"\b(?:tests|config)/\S+\.py|requirements\S*\.txt", lines)
-    assert paths and all((ROOT / path).is_file() for path in paths)
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=lambda path: path.stem)

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from experiments import snapshot
+from experiments.record import Result, machine
 from tests.helpers import ROOT
 
 OPTIONS = dict(n_layer=1, n_head=1, n_embd=8, block_size=4, batch_size=2, gradient_accumulation_steps=1)
@@ -15,6 +16,12 @@ OPTIONS |= dict(dtype="float32", device="cpu")
 
 def words(**options) -> list[str]:
     return [f"--{name}={value}" for name, value in (OPTIONS | options).items()]
+
+
+def result(seed, val, **changes) -> Result:
+    """What a run that took a minute comes to; val None: it diverged."""
+    values = dict(seed=seed, val=val, diverged=None if val else 3, steps=6, seconds=60.0, data=None)
+    return Result(**values | {"evaluations": [(6, val, val)] if val else []} | machine() | changes)
 
 
 def git(folder, *command) -> None:

@@ -1,8 +1,6 @@
 """The life of a chat model: valid commands, which go on where one failed, and a table of their answers."""
 
 import json
-import os
-import time
 
 import pytest
 
@@ -25,7 +23,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("stage", chat.STAGES)
+@pytest.mark.parametrize("stage", chat.STAGES.values())
 def test_each_stage_is_a_command_with_options_that_exist(stage):
     program, *words = stage.format(to="there", seed=1, tasks=chat.TASKS).split()
     if program == "rl.py":
@@ -38,7 +36,7 @@ def test_each_stage_is_a_command_with_options_that_exist(stage):
 
 
 def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
-    stages = ["-c open('{to}/a','a').write('x')", "-c open('{to}/b')"]
+    stages = {"a": "-c open('{to}/a','a').write('x')", "b": "-c open('{to}/b')"}
     monkeypatch.setattr(chat, "STAGES", stages)
     assert "-c failed: mend it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
     (tmp_path / "1/b").touch()
@@ -51,18 +49,24 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.count("python serve.py --out_dir=") == 1 and said.count("| all, greedy | 50.0% |") == 2
     assert "| all, greedy | 50.0% |" in (tmp_path / "results.md").read_text()
-    for text in ('{"stages": [', "[]", '{"lives": {"1": 2}}', "0"):
+    for text in (
+        '{"stages": [',
+        "[]",
+        '{"lives": {"1": 2}}',
+        '{"lives": {"1": {"answers": {"chat": 3}}}}',
+        "0",
+    ):
         (tmp_path / "cut.json").write_text(text)
         cut = refusal(chat.main, [f"--out_dir={tmp_path}", f"--results={tmp_path}/cut.json"])
         assert "cut.json: cannot be read (" in cut and "restore or delete it" in cut
         assert (tmp_path / "cut.json").read_text() == text
-    monkeypatch.setattr(chat, "STAGES", stages[:1])
+    monkeypatch.setattr(chat, "STAGES", {"a": stages["a"]})
     assert "its lives had other stages: move it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "1", '{"python -c": 1}', '{"python -c": {"seconds": "x"}}'])
 def test_damaged_stages_are_refused_in_a_line(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(chat, "STAGES", ["-c open('{to}/a','w')"])
+    monkeypatch.setattr(chat, "STAGES", {"a": "-c open('{to}/a','w')"})
     (tmp_path / "1").mkdir()
     (tmp_path / "1/stages.json").write_text(text)
     said = refusal(chat.main, [f"--out_dir={tmp_path}"])
@@ -72,7 +76,7 @@ def test_damaged_stages_are_refused_in_a_line(tmp_path, monkeypatch, text):
 def test_a_stage_of_which_little_is_known_goes_on_from_its_checkpoint(tmp_path, monkeypatch, capsys):
     """As an earlier version wrote it."""
     words = ["train.py", f"--out_dir={tmp_path}/1/base"]
-    monkeypatch.setattr(chat, "STAGES", ["train.py --out_dir={to}/base"])
+    monkeypatch.setattr(chat, "STAGES", {"base": "train.py --out_dir={to}/base"})
     monkeypatch.setattr(chat, "run", lambda words: print(*words) or 1)
     (tmp_path / "1/base/checkpoints/20").mkdir(parents=True)
     (tmp_path / "1/stages.json").write_text(json.dumps({f"python {' '.join(words)}": {"begun": 1e12}}))
@@ -82,7 +86,7 @@ def test_a_stage_of_which_little_is_known_goes_on_from_its_checkpoint(tmp_path, 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"models": 1}', '{"models": {"chat": {"change": 1}}}'])
 def test_damaged_answers_say_which_command_writes_them(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(chat, "STAGES", ["-c pass"])
+    monkeypatch.setattr(chat, "STAGES", {"it": "-c pass"})
     (tmp_path / "1").mkdir()
     if text is not None:
         (tmp_path / "1/answers.json").write_text(text)
@@ -91,7 +95,7 @@ def test_damaged_answers_say_which_command_writes_them(tmp_path, monkeypatch, te
 
 
 def test_a_folder_may_have_a_space(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(chat, "STAGES", ["-c open('{to}/a','w')", "-c 0"])
+    monkeypatch.setattr(chat, "STAGES", {"a": "-c open('{to}/a','w')", "b": "-c 0"})
     refusal(chat.main, [f"--out_dir={tmp_path / 'my life'}"])  # there are no answers
     assert (tmp_path / "my life/1/a").exists()
     assert f"python serve.py '--out_dir={tmp_path}/my life/1/rewarded'" in capfd.readouterr().out
@@ -112,28 +116,33 @@ def test_ctrl_c_lets_a_stage_save_and_the_same_command_does_it_again(tmp_path, m
         "time.sleep(1)\n"
         "open(sys.argv[1], 'a').write('x')\n"
     )
-    monkeypatch.setattr(chat, "STAGES", [f"{tmp_path}/stage.py {{to}}/a"])
+    monkeypatch.setattr(chat, "STAGES", {"a": f"{tmp_path}/stage.py {{to}}/a"})
     for times in ("x", "xx"):
         with pytest.raises(KeyboardInterrupt):
             chat.main([f"--out_dir={tmp_path}"])
         assert (tmp_path / "1/a").read_text() == times
 
 
-@pytest.mark.parametrize("stage", chat.STAGES)
-def test_training_that_was_stopped_goes_on_from_its_checkpoint(stage, tmp_path):
-    words = stage.format(to=tmp_path, seed=1, tasks=chat.TASKS).split()
-    (tmp_path / "more/checkpoints/20.orbax-checkpoint-tmp-1").mkdir(parents=True)  # of a save that was cut
-    assert chat.going_on(words, before=[]) == words
-    for name in ("base", "chat", "more", "rewarded"):
-        (tmp_path / name / "checkpoints/20").mkdir(parents=True)
-    earlier = chat.checkpoints(words)
-    assert chat.going_on(words, earlier) == words  # of an earlier life
-    for name in ("base", "chat", "more", "rewarded"):  # by a clock that has gone back an hour
-        os.utime(tmp_path / name / "checkpoints/20", (time.time() - 3600,) * 2)
-    trains = words[0] in ("train.py", "rl.py")
-    out_dir = next((word for word in words if word.startswith("--out_dir=")), "")
-    resumed = [words[0], out_dir, "--init_from=resume"] if trains else words
-    assert chat.going_on(words, earlier) == resumed
+@pytest.mark.parametrize("name", ["base", "chat", "rewarded", "more"])
+def test_training_that_was_stopped_goes_on_from_its_checkpoint(name, tmp_path, monkeypatch):
+    """One of an earlier life is not its own, nor is one whose save was cut; clocks play no part."""
+    ran, saved = [], tmp_path / "1" / name / "checkpoints"
+    (saved / "20").mkdir(parents=True)  # of an earlier life
+
+    def stopped(words):
+        ran.append(words)
+        (saved / "20.orbax-checkpoint-tmp-1").mkdir(parents=True, exist_ok=True)
+        if len(ran) > 1:
+            (saved / "20").mkdir(exist_ok=True)
+        return 143
+
+    monkeypatch.setattr(chat, "STAGES", {name: chat.STAGES[name]})
+    monkeypatch.setattr(chat, "run", stopped)
+    for _ in range(3):
+        assert "failed: mend it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
+    first, again, resumed = ran
+    assert first == again and first[0] == resumed[0] and f"--out_dir={tmp_path}/1/{name}" in first
+    assert resumed[1:] == [f"--out_dir={tmp_path}/1/{name}", "--init_from=resume"]
 
 
 def test_each_file_of_the_book_is_a_document():
@@ -149,7 +158,8 @@ def test_the_table_has_means_and_what_rewards_add():
         return {task: {how: [base, 0, 1] for how in ("greedy", "sampled")} for task in chat.TASKS.split(",")}
 
     lives = {
-        seed: dict(chat=shares(0.5), more=shares(0.6), rewarded=shares(0.5 + seed / 10)) for seed in (1, 2, 3)
+        seed: {"answers": dict(chat=shares(0.5), more=shares(0.6), rewarded=shares(0.5 + seed / 10))}
+        for seed in (1, 2, 3)
     }
     rows = chat.table(lives).splitlines()
     assert rows[2] == "| reverse, sampled | 50.0% | 60.0% | 70.0% | +20.0 ± 24.8 | +10.0 ± 24.8 |"

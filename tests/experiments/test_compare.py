@@ -16,15 +16,16 @@ import train
 from common.files import read_json, write_whole
 from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer, write_text
-from experiments import compare, reference, snapshot
+from experiments import compare, reference, snapshot, trial
 from experiments.compare import CompareOptions, design, main, metric_of, needed, plan
-from experiments.record import machine
+from experiments.record import Variant, read_result
 from experiments.reference import read_options
-from experiments.report import say_seeds
+from experiments.report import provenance, say_seeds, sentences, table
+from experiments.snapshot import Snapshot
 from experiments.statistics import difference
-from tests.experiments.conftest import words
-from tests.helpers import error_line, losses, refusal, slowly
-from tools.benchmarks import variants
+from tests.damage import answers, damaged
+from tests.experiments.conftest import result, words
+from tests.helpers import ROOT, losses, refusal, slowly
 
 RATE = "--learning_rate=0.02"
 BASE = [2.0, 2.2, 2.1]
@@ -35,8 +36,7 @@ def end(experiment, losses) -> None:
     for label, found in losses.items():
         folder = experiment.path.parent / "runs" / experiment.sets[label].mark
         for seed, loss in enumerate(found, 1):
-            result = {"seed": seed, "val": loss, "diverged": None if loss else 3, "seconds": 60.0}
-            write_whole(Path(f"{folder}.seed-{seed}", "result.json"), json.dumps(result | machine()))
+            write_whole(Path(f"{folder}.seed-{seed}", "result.json"), result(seed, loss).to_json())
     for label in experiment.sets:
         experiment.record().set(label, ms=2.0 if label == "base" else 3.0, timed="now")
 
@@ -129,7 +129,7 @@ def test_power_is_of_pairs_or_of_the_base_or_of_references(compared, tmp_path, m
     none = refusal(needed, experiment, RATE, 0.1, asked)
     assert none.startswith("--power: no two seeds of the base are there")
     known = replace(experiment, path=tmp_path / "known.json", sets={"it": experiment.sets["base"]})
-    known.record().set("it", runs=[{"seed": i, "val": x} for i, x in enumerate((2.0, 2.1, 2.3))])
+    known.record().set("it", runs=[result(i, x) for i, x in enumerate((2.0, 2.1, 2.3))])
     monkeypatch.setattr(reference, "RESULTS", tmp_path)
     monkeypatch.setattr(reference, "SOURCES", {"known": "it"})
     spread = np.std([2.0, 2.1, 2.3], ddof=1) * 2**0.5
@@ -174,11 +174,8 @@ def test_nothing_is_answered_before_all_runs_have_ended(clone, tiny_data, tmp_pa
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_a_line(clone, tiny_data, tmp_path, capfd, change, said):
-    try:
-        line = refusal(main, [*words(dataset=tiny_data), *change, f"--out={tmp_path / 'out'}"])
-    except AssertionError:  # another version has said it, in its own process
-        line = error_line(capfd.readouterr().err)
+def test_what_cannot_be_compared_is_refused_in_a_line(clone, tiny_data, tmp_path, change, said):
+    line = refusal(main, [*words(dataset=tiny_data), *change, f"--out={tmp_path / 'out'}"])
     assert said in line and not [*tmp_path.glob("out/runs/*")]
 
 
@@ -198,32 +195,82 @@ def test_a_list_that_cannot_be_used_is_refused_in_a_line(tmp_path):
         assert "a list takes only" in refusal(main, [str(path), word])
 
 
-DAMAGED = "{", "[]", '{"sets": []}', '{"it": {}}', '{"it": "x"}', "null"
-
-
-@pytest.mark.parametrize("text", [*DAMAGED, *slowly('{"it": 1.5}', "\ufeff{}", "[" * 9999, "NaN")])
-def test_a_damaged_file_is_refused_in_a_line(compared, text):
-    """What was planned, the results, and the result of a run."""
-    argv, experiment = compared
-    out = experiment.path.parent
+@pytest.fixture
+def ended(compared):
+    """A comparison whose runs have ended, with all that a result or an entry may have."""
+    _, experiment = compared
     end(experiment, {"base": BASE, RATE: [1.9, 2.1, 2.01]})
-    plan(experiment, out)
-    for path in (out / "seeds.json", experiment.path, min(out.glob("runs/*/result.json"))):
-        before = path.read_bytes()
-        path.write_text(text)
-        said = refusal(main, [*argv, "--seeds=3"])
-        assert said.startswith(f"{path}: ") and path.read_text() == text
-        path.write_bytes(before)
+    for label in experiment.sets:
+        more = dict(best=2.0, losses=[(0, 3.0)], loss=2.0, bits_per_byte=1.0, data="ab")
+        experiment.record().set(label, runs=[result(i, 2.0 + i / 7, **more) for i in (1, 2, 3)])
+    return replace(experiment, planned=3)
 
 
-def test_a_result_is_whole_or_refused(compared):
+# What else may stand in the place of a value of a result.
+NUMBER, OPTIONAL = {"a fraction", "2^31", "2^62"}, ("best", "loss", "bits_per_byte")
+RIGHT = {f"{name} is {x}" for name in ("seconds", *OPTIONAL) for x in NUMBER}
+RIGHT |= {f"{name} is null" for name in (*OPTIONAL, "losses", "data", "diverged")}
+RIGHT |= {f"without {name}" for name in (*OPTIONAL, "losses")} | {"losses is an empty list"}
+RIGHT |= {f"{name} is a long text" for name in ("versions", "cpu", "data")}
+
+
+def test_a_damaged_result_is_refused_in_a_line(ended):
+    path = min(ended.path.parent.glob("runs/*/result.json"))
+    path.write_text(ended.record().sets["base"].runs[0].to_json())
+    said = answers(path, lambda: read_result(path))
+    assert {what for what, line in said.items() if line is None} == RIGHT
+
+
+def test_damaged_results_are_refused_in_a_line(ended, tmp_path):
+    """What is read is shown, as a report would: an entry, and a run in it."""
+
+    def shown():
+        record = ended.record()
+        if all(entry.ms and entry.runs for entry in record.sets.values()):  # else the command makes them
+            table(ended, record), sentences(ended, record), provenance(ended, record)
+
+    whole = json.loads(ended.path.read_text())
+    whole["sets"]["gone"] = {"options": {"dataset": "book_char", "max_iters": 5}, "ms": 2.0, "timed": "now"}
+    whole["sets"]["gone"]["runs"] = []
+    rights = {f"ms is {x}" for x in ("a fraction", "2^31", "null")}
+    rights |= {"timed is a long text", "timed is null", "runs is an empty list"}
+    rights |= {f"without {x}" for x in ("ms", "timed", "options.dataset", "options.max_iters")}
+    rights |= {"options is an empty object", "options.dataset is a long text"}
+    for place, right in ((["gone"], rights), ([RATE, "runs", 1], RIGHT | {"seed is 2^31"})):
+        *above, last = "sets", *place
+        within = whole
+        for key in above:
+            within = within[key]
+        found, within[last] = within[last], "@@@"
+        before, after = json.dumps(whole).encode().split(b'"@@@"')
+        within[last], read = found, set()
+        for what, content in damaged(json.dumps(found)):
+            ended.path.write_bytes(before + content + after)
+            try:
+                assert f"{ended.path}: cannot be read as results (" in refusal(shown)
+            except pytest.fail.Exception:
+                read.add(what)
+        assert read == right
+
+
+def test_damaged_numbers_of_seeds_are_refused_in_a_line(ended):
+    plan(ended, ended.path.parent)
+    path = ended.path.parent / "seeds.json"
+    (pair,) = json.loads(path.read_text())
+    said = answers(path, lambda: plan(ended, path.parent))
+    assert {what for what, line in said.items() if line is None} == {
+        "an empty object instead",
+        f"without {pair}",
+    }
+
+
+def test_a_result_of_another_seed_is_refused(compared):
     argv, experiment = compared
     end(experiment, {"base": BASE, RATE: [1.9, 2.1, 2.01]})
     path = min(experiment.path.parent.glob("runs/*/result.json"))
-    whole = read_json(path)
-    for name in ("seed", "val", "seconds", "cpu", "date", "versions"):
-        path.write_text(json.dumps({key: x for key, x in whole.items() if key != name}))
-        assert f"{path}: a run lacks {name}: " in refusal(main, [*argv, "--seeds=3"])
+    path.write_text(result(7, 2.0).to_json())
+    said = refusal(main, [*argv, "--seeds=3"])
+    assert f"{path}: cannot be read as a result (seed is 7: its folder has another): restore it, or" in said
 
 
 # The metric
@@ -245,10 +292,17 @@ def data(tmp_path, tokenizer_json):
 
 
 def test_losses_are_compared_of_equal_tokens_and_bits_of_equal_texts(data):
-    assert metric_of({data["char"]}) == metric_of({data["char"], data["copy"]}) == "val"
-    assert metric_of({data["char"], data["pieces"]}) == "bits_per_byte"
-    assert "other validation texts cannot be compared" in refusal(metric_of, {data["char"], data["other"]})
-    assert "its tokens are not text" in refusal(metric_of, {data["char"], data["numbers"]})
+    def metric(*names, other=False):
+        codes = Snapshot(ROOT, "this", {}), Snapshot(ROOT, "that", {"model.py": "x"} if other else {})
+        return metric_of(
+            {name: Variant(code, {"dataset": data[name]}) for code, name in zip(codes, names, strict=True)}
+        )
+
+    assert metric("char", "copy") == "val"
+    assert metric("char", "pieces") == metric("char", "pieces", other=True) == "bits_per_byte"
+    assert metric("char", "copy", other=True) == "loss"
+    assert "other validation texts cannot be compared" in refusal(metric, "char", "other")
+    assert "its tokens are not text" in refusal(metric, "char", "numbers")
 
 
 # The command end to end
@@ -256,8 +310,8 @@ def test_losses_are_compared_of_equal_tokens_and_bits_of_equal_texts(data):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(variants, "BUDGET", 0.1)
-    monkeypatch.setattr(variants, "BLOCK", 0.02)
+    monkeypatch.setattr(trial, "SECONDS", 0.1)
+    monkeypatch.setattr(trial, "TURNS", 1)
 
 
 @pytest.mark.slow

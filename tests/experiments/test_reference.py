@@ -9,9 +9,10 @@ import pytest
 import train
 from config.options import parse_options
 from experiments import reference
-from experiments.record import RESULTS, Record, Variant, data_mark, machine
+from experiments.record import RESULTS, Record, Variant, data_mark
 from experiments.reference import SOURCES, find_runs, verdict
 from experiments.snapshot import Snapshot
+from tests.experiments.conftest import result
 from tests.helpers import ROOT, refusal
 
 CURVES = {1: [3.3, 2.9, 2.0], 2: [3.4, 3.0, 2.2], 3: [3.5, 3.1, 2.1]}  # by seed, at 0, 5 and 10
@@ -28,8 +29,8 @@ def kept(tiny, tiny_data, tmp_path, monkeypatch):
         data = data or data_mark(str(tiny_data))
         variant = Variant(Snapshot(ROOT, "this", {}), dict(vars(parse_options(argv))))
         for seed, losses in CURVES.items():
-            evaluations = [[step, val, val] for step, val in zip((0, 5, 10), losses, strict=True)]
-            run = {"seed": seed, "val": losses[-1], "evaluations": evaluations, "data": data, **machine()}
+            evaluations = [(step, val, val) for step, val in zip((0, 5, 10), losses, strict=True)]
+            run = result(seed, losses[-1], evaluations=evaluations, data=data)
             Record(tmp_path / "tiny.json", {"as it is": variant}).add("as it is", run)
         return argv
 
@@ -48,7 +49,7 @@ def kept(tiny, tiny_data, tmp_path, monkeypatch):
 )
 def test_a_run_has_a_reference_while_all_that_matters_to_the_loss_is_the_same(kept, changes, has_one):
     options = replace(parse_options(kept()), **changes)
-    assert [run["val"] for run in find_runs(vars(options))] == ([2.0, 2.2, 2.1] if has_one else [])
+    assert [run.val for run in find_runs(vars(options))] == ([2.0, 2.2, 2.1] if has_one else [])
 
 
 @pytest.mark.parametrize("data, changes", [(None, {"init_from": "gpt2"}), ("of another", {})])
@@ -91,5 +92,5 @@ def test_the_command_says_where_a_run_lies_and_draws_it_over_the_others(
 @pytest.mark.parametrize("name, label", SOURCES.items())
 def test_each_reference_has_five_seeds_to_the_end(name, label):
     entry = Record(RESULTS / f"{name}.json").sets[label]
-    assert len(entry["runs"]) >= 5 and all(run["val"] for run in entry["runs"])
-    assert {run["evaluations"][-1][0] for run in entry["runs"]} == {entry["options"]["max_iters"]}
+    assert len(entry.runs) >= 5 and all(run.val for run in entry.runs)
+    assert {run.evaluations[-1][0] for run in entry.runs} == {entry.options["max_iters"]}

@@ -18,7 +18,7 @@ from experiments.record import RESULTS, Experiment, Record, Variant, machine
 from experiments.report import describe, provenance, sentences, table, write_report
 from experiments.runner import Task, at_equal, result_of, run
 from experiments.snapshot import Snapshot
-from tests.experiments.conftest import OPTIONS, words
+from tests.experiments.conftest import OPTIONS, result, words
 from tests.helpers import ROOT, newest_checkpoint, refusal, start_python, wait_until
 from training.state import model_config
 
@@ -44,7 +44,7 @@ def with_options(experiment, label, **options) -> Experiment:
 def recorded(experiment, losses, **changes) -> Record:
     """Write runs of each set to the record, by their final losses."""
     for label, found in losses.items():
-        runs = [{"seed": i, "val": x, "seconds": 1.5} | machine() | changes for i, x in enumerate(found, 1)]
+        runs = [result(i, x, **changes) for i, x in enumerate(found, 1)]
         experiment.record().set(label, runs=runs, ms=2.0, timed="on a Monday")
     return experiment.record()
 
@@ -70,7 +70,7 @@ def test_metrics_without_the_last_evaluation_are_no_result(experiment, tmp_path)
         line = json.dumps({"iter": last, "train/loss": 3.0, "val/loss": 2.0})
         (tmp_path / "metrics.jsonl").write_text(line + "\n")
         if last == 6:
-            assert result_of(task, 0)["val"] == 2.0
+            assert result_of(task, 0).val == 2.0
         else:
             assert "metrics.jsonl: damaged (6)" in refusal(result_of, task, 0)
 
@@ -107,8 +107,8 @@ def test_a_killed_list_goes_on_where_its_run_was(repository, tiny_data, tmp_path
     assert start_python(*command, cwd=repository).wait() == 0
     assert f"resuming at iter {stopped_at}" in (folder / "train.log").read_text()
     record = Record(tmp_path / "results" / "small.json")
-    (one,) = record.sets["it"]["runs"]
-    assert one["steps"] == 1500 and [step for step, _, _ in one["evaluations"]] == list(range(0, 1501, 100))
+    (one,) = record.sets["it"].runs
+    assert one.steps == 1500 and [step for step, _, _ in one.evaluations] == list(range(0, 1501, 100))
     assert record.losses("other").empty
 
 
@@ -136,7 +136,7 @@ def test_equal_tokens_and_equal_time_are_as_many_steps_as_take_them(experiment, 
         names = ("max_iters", "lr_decay_iters", "eval_interval")
         scheduled = {label: [x.options[name] for name in names] for label, x in made.sets.items()}
         assert scheduled == {"slow": [6, 6, 2], "fast": [steps, steps // 2, 1], "faster": [6, 6, 2]}
-        assert made.path == tmp_path / f"small_equal_{equal}.json" and made.record().sets["fast"]["ms"] == 15
+        assert made.path == tmp_path / f"small_equal_{equal}.json" and made.record().sets["fast"].ms == 15
 
 
 @pytest.mark.parametrize("path", LISTS, ids=[path.stem for path in LISTS])
@@ -146,7 +146,7 @@ def test_the_sets_of_a_list_are_those_that_its_results_are_of(path, tmp_path, mo
     for name, (_, sets, _) in read_list(path).items():
         record, variants = Record(RESULTS / f"{name}.json"), {}
         for label, line in sets.items():
-            found = record.sets[label]["options"]
+            found = record.sets[label].options
             if not any(word.startswith("git:") for word in line):  # else another version's options
                 options = parse_options(line)
                 model_config(options, 65, None)  # raises for a bad shape

@@ -1,1 +1,1 @@
-"""Measurements of bench.py: our step, PyTorch's, what XLA counts of it, decoding and serving."""
+"""Measurements of bench.py: our step, train.py's loop, PyTorch's step, decoding and serving."""

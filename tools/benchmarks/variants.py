@@ -54,6 +54,14 @@ class JaxStep:
         jax.block_until_ready(self.state)
         return (time.perf_counter() - start) / n
 
+    def losses(self, n: int) -> list[float]:
+        """Learn one batch for n steps, and return the loss before each."""
+        found = []
+        for _ in range(n):
+            self.state, metrics = self.train_step(self.state, *self.batches[0])
+            found.append(float(metrics["loss"]))
+        return found
+
 
 class TrainLoop:
     """The step as train.py's loop runs it."""

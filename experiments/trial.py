@@ -1,0 +1,99 @@
+"""Short runs of a version's own train.py: what options its words mean, and how long a step takes."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common.command_line import INT32
+from common.errors import UserError
+from common.files import read_json, refusing
+from config.options import Options
+from data.dataset import DATA, dataset_dir
+from experiments.record import Value, Variant
+from experiments.snapshot import Snapshot
+from runs.metrics import read_records
+
+TURNS, SECONDS = 3, 10.0  # how often a step of each set is timed, and how long
+WARM_UP, SEEN = 3, 10  # steps that are not timed, and those whose losses are compared
+
+
+def start(code: Snapshot, words: list[str], folder: Path, dataset: str = "", **variables) -> subprocess.Popen:
+    """Start a program of this code, which finds our data sets. Its output is train.log in the folder."""
+    data, kept = dataset_dir(dataset), os.environ.get("NANOJAXGPT_DATA")
+    found = {"NANOJAXGPT_DATA": str(data.parent if data.name == dataset else kept or DATA)}
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "train.log", "ab") as log:
+        # In a session of its own, since a second Ctrl-C would end it unsaved.
+        output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        command = [sys.executable, str(code.folder / words[0]), *words[1:]]
+        return subprocess.Popen(command, env=os.environ | found | variables, start_new_session=True, **output)
+
+
+def last_line(folder: Path) -> str:
+    return (folder / "train.log").read_text(errors="replace").strip().rpartition("\n")[2]
+
+
+def train_until(enough: Callable[[], bool], code: Snapshot, words: list[str], folder: Path, data: str = ""):
+    """Train in a folder until there is enough to see in it. Raises UserError."""
+    process = start(code, ["train.py", *words, f"--out_dir={folder}", "--wandb_log=False"], folder, data)
+    try:
+        while not enough():
+            if process.poll() is not None:
+                raise UserError(f"{code.name}: {last_line(folder).removeprefix('error: ')}")
+            time.sleep(0.2)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def options_of(code: Snapshot, words: list[str]) -> dict[str, Value]:
+    """Return the options that these words mean to this code, but for our defaults. Raises UserError."""
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary, "options.json")
+        train_until(path.exists, code, words, path.parent)
+        with refusing(f"{code.name}: its options cannot be read", "compare another commit", ValueError):
+            values = read_json(path, dict[str, Value])
+    return {name: value for name, value in values.items() if value != getattr(Options, name, None)}
+
+
+def short_run(variant: Variant) -> tuple[float, list[float]]:
+    """Return the milliseconds of a step, and the losses of the first ones. Raises UserError."""
+    never = INT32 - 1
+    changes = {"max_iters": never, "eval_interval": never, "eval_iters": 1, "log_interval": 1}
+    words = [f"--{name}={value}" for name, value in (variant.options | changes).items()]
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+
+        def steps() -> list[dict[str, float]]:
+            return [record for record in read_records(folder / "metrics.jsonl") if "ms" in record]
+
+        def enough() -> bool:
+            times = [step["ms"] for step in steps()]
+            return len(times) >= SEEN and sum(times[WARM_UP:]) >= 1e3 * SECONDS
+
+        train_until(enough, variant.code, words, folder, variant.option("dataset"))
+        found = steps()
+    return median(step["ms"] for step in found[WARM_UP:]), [step["loss"] for step in found[:SEEN]]
+
+
+def time_by_turns(sets: dict[str, Variant]) -> dict[str, float]:
+    """Return the milliseconds of a step of each set: by turns, what else runs slows all alike.
+
+    Say of which other code the losses are those of the base, with the same options. Raises UserError.
+    """
+    base, *others = sets
+    turns = [{label: short_run(x) for label, x in sets.items()} for _ in range(TURNS)]
+    for label in others:
+        ours, theirs = sets[label], sets[base]
+        alike = ours.options == theirs.options and turns[0][label][1] == turns[0][base][1]
+        if alike and ours.code.files != theirs.code.files:
+            print(f"{label}: {SEEN} steps change nothing: does fast.py override it?", file=sys.stderr)
+    middle = median(turn[base][0] for turn in turns)
+    ratios = {x: median(turn[x][0] / turn[base][0] for turn in turns) for x in sets}  # of neighbours in time
+    return {label: middle * ratio for label, ratio in ratios.items()}
