@@ -5,7 +5,6 @@ and keeps its result: what experiments share is trained once.
 """
 
 import math
-import re
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from common.errors import UserError
 from common.files import read_json, refusing, write_whole
 from config.options import Options
 from experiments.record import TOKENS, Experiment, Result, Value, Variant, data_mark, machine, read_result
-from experiments.trial import last_line, start, time_by_turns
+from experiments.trial import diverged_at, last_line, start, time_by_turns
 from runs.metrics import RECORD
 
 Equal = Literal["steps", "tokens", "time"]
@@ -120,10 +119,9 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task, Result], None]) 
 
 def result_of(task: Task, status: int) -> Result | None:
     """Return the result of a run that has ended or diverged; None for a crash. Raises UserError."""
-    found = re.match(r"error: iter (\d+): ", last_line(task.folder)) if status == 2 else None
-    if status and not found:
+    diverged, last = diverged_at(task.folder) if status else None, task.variant.option("max_iters")
+    if status and (status != 2 or diverged is None):
         return None
-    diverged, last = int(found[1]) if found else None, task.variant.option("max_iters")
     path = task.folder / "metrics.jsonl"
     # A damaged line is an error: without it, an earlier evaluation would pass for the last.
     with refusing(f"{path}: damaged", "move the folder away to train it again", Exception):

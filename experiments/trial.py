@@ -1,6 +1,7 @@
 """Short runs of a version's own train.py: what options its words mean, and how long a step takes."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from experiments.record import Value, Variant
 from experiments.snapshot import Snapshot
 from runs.metrics import read_records
 
-TURNS, SECONDS = 3, 10.0  # how often a step of each set is timed, and how long
+TURNS, SECONDS = 3, 5.0  # how often a step of each set is timed, and how long
 WARM_UP, SEEN = 3, 10  # steps that are not timed, and those whose losses are compared
 
 
@@ -39,13 +40,24 @@ def last_line(folder: Path) -> str:
     return (folder / "train.log").read_text(errors="replace").strip().rpartition("\n")[2]
 
 
+class Diverged(UserError):
+    """A loss of a run is no number."""
+
+
+def diverged_at(folder: Path) -> int | None:
+    """Return the iteration at which a run in this folder has diverged, by its last line."""
+    found = re.match(r"error: iter (\d+): ", last_line(folder))
+    return int(found[1]) if found else None
+
+
 def train_until(enough: Callable[[], bool], code: Snapshot, words: list[str], folder: Path, data: str = ""):
     """Train in a folder until there is enough to see in it. Raises UserError."""
     process = start(code, ["train.py", *words, f"--out_dir={folder}", "--wandb_log=False"], folder, data)
     try:
         while not enough():
             if process.poll() is not None:
-                raise UserError(f"{code.name}: {last_line(folder).removeprefix('error: ')}")
+                kind = UserError if diverged_at(folder) is None else Diverged
+                raise kind(f"{code.name}: {last_line(folder).removeprefix('error: ')}")
             time.sleep(0.2)
     finally:
         process.kill()
@@ -62,10 +74,10 @@ def options_of(code: Snapshot, words: list[str]) -> dict[str, Value]:
     return {name: value for name, value in values.items() if value != getattr(Options, name, None)}
 
 
-def short_run(variant: Variant) -> tuple[float, list[float]]:
-    """Return the milliseconds of a step, and the losses of the first ones. Raises UserError."""
+def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
+    """Return the milliseconds of a step, and the losses of the first ones, unless it diverges."""
     never = INT32 - 1
-    changes = {"max_iters": never, "eval_interval": never, "eval_iters": 1, "log_interval": 1}
+    changes = {"max_iters": never, "eval_interval": never, "eval_iters": 1, "log_interval": 1} | rates
     words = [f"--{name}={value}" for name, value in (variant.options | changes).items()]
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -77,7 +89,10 @@ def short_run(variant: Variant) -> tuple[float, list[float]]:
             times = [step["ms"] for step in steps()]
             return len(times) >= SEEN and sum(times[WARM_UP:]) >= 1e3 * SECONDS
 
-        train_until(enough, variant.code, words, folder, variant.option("dataset"))
+        try:
+            train_until(enough, variant.code, words, folder, variant.option("dataset"))
+        except Diverged:  # its steps take as long with a rate that changes nothing
+            return short_run(variant, learning_rate=1e-9, min_lr=0.0)[0], []
         found = steps()
     return median(step["ms"] for step in found[WARM_UP:]), [step["loss"] for step in found[:SEEN]]
 
@@ -91,7 +106,7 @@ def time_by_turns(sets: dict[str, Variant]) -> dict[str, float]:
     turns = [{label: short_run(x) for label, x in sets.items()} for _ in range(TURNS)]
     for label in others:
         ours, theirs = sets[label], sets[base]
-        alike = ours.options == theirs.options and turns[0][label][1] == turns[0][base][1]
+        alike = ours.options == theirs.options and turns[0][label][1] == turns[0][base][1] != []
         if alike and ours.code.files != theirs.code.files:
             print(f"{label}: {SEEN} steps change nothing: does fast.py override it?", file=sys.stderr)
     middle = median(turn[base][0] for turn in turns)
