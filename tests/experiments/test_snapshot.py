@@ -90,10 +90,19 @@ def test_a_copy_has_no_earlier_copies(clone):
     assert first.folder != second.folder and not (second.folder / "mine").exists()
 
 
+SOON = """
+from common.errors import command
+from experiments import compare, trial
+
+trial.TURNS, trial.SECONDS = 1, 0.1
+command(compare.main)
+"""
+
+
 @pytest.mark.slow
 def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(idea, tmp_path, tiny_data):
     argv = [*words(dataset=tiny_data), "--change=git:idea --sharpness=2.5", f"--out={tmp_path / 'out'}"]
-    process = start_python("-m", "experiments.compare", *argv, "--seeds=2", "--json", cwd=idea)
+    process = start_python("-c", SOON, *argv, "--seeds=2", "--json", cwd=idea)
     wait_until(lambda: any(tmp_path.glob("out/runs/*")), process)
     for name in ("train.py", "model.py"):
         (idea / name).write_text("raise SystemExit(5)\n")
