@@ -22,9 +22,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 import pandas as pd
+import pydantic.dataclasses
+from pydantic import Field
 
 from common.command_line import Count, Name, Positive, show_help, take_options
 from common.errors import UserError, command
@@ -32,7 +34,7 @@ from common.files import kept, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import document_bytes
-from experiments.record import Experiment, Variant, read_result
+from experiments.record import STRICT, Experiment, Variant, read_result
 from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
 from experiments.runner import KEEPING, Equal, at_equal, run, time_steps
@@ -113,18 +115,14 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
         words = [word for word in words if not re.fullmatch(COMMIT, word)]
         # A config is that code's own, where it has it.
         words = [str(own) if (own := code.folder / word).is_file() else word for word in words]
-        options = options_of(code, words) if commit else changed_options(words)
-        left_out = LEFT_OUT | ({"init_from"} if options.get("init_from") in RESUMING else set())
-        found[label] = Variant(code, {x: options[x] for x in sorted(options.keys() - left_out)})
+        values = options_of(code, words) if commit else vars(parse_options(words, shape_of_weights))
+        left_out = LEFT_OUT | ({"init_from"} if values.get("init_from") in RESUMING else set())
+        options = {x: values[x] for x in sorted(values.keys() - left_out)}
+        options = {name: x for name, x in options.items() if x != getattr(Options, name, None)}
+        found[label] = Variant(code, options)
     for dataset in {x.option("dataset") for x in found.values()}:
         prepare_if_missing(dataset)
     return found
-
-
-def changed_options(words: list[str]) -> dict[str, Any]:
-    """Return the options that these words set, other than the defaults. Raises UserError."""
-    options = vars(parse_options(words, shape_of_weights))
-    return {name: value for name, value in options.items() if value != getattr(Options, name)}
 
 
 def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experiment:
@@ -225,17 +223,36 @@ def needed(experiment: Experiment, label: str, gain: float, asked: CompareOption
 # A list of sets
 
 
+@pydantic.dataclasses.dataclass(config=STRICT)
+class Question:
+    """An experiment in a list."""
+
+    all: str  # words of all sets
+    sets: Annotated[dict[str, str], Field(min_length=1)]  # words of each; the first is the base
+    question: str = ""
+    seeds: Count = 5
+    upward: bool = False  # each set has the words of the one above it, too, and is compared with that
+
+    def words(self) -> dict[str, list[str]]:
+        words, found = shlex.split(self.all), {}
+        for label, own in self.sets.items():
+            found[label] = changed(words, shlex.split(own))
+            words = found[label] if self.upward else words
+        return found
+
+
 def run_list(path: Path, asked: CompareOptions) -> int:
     """Train what the experiments of a list lack. Their results are beside it, in results/."""
     failed = 0
-    for name, (entry, sets, labels) in read_list(path, asked.only).items():
+    for name, (listed, sets, labels) in read_list(path, asked.only).items():
+        variants = read_variants(sets, Path(asked.out))
         experiment = Experiment(
             path=path.parent / "results" / f"{name}.json",
-            question=entry.get("question", name),
+            question=listed.question or name,
             command=f"python -m experiments.compare {path} --only={name}",
-            sets=(variants := read_variants(sets, Path(asked.out))),
-            seeds=asked.seeds or entry["seeds"],
-            upward=entry.get("upward", False),
+            sets=variants,
+            seeds=asked.seeds or listed.seeds,
+            upward=listed.upward,
             metric=metric_of(variants),
         )
         experiment = at_equal(experiment, asked.equal)
@@ -246,19 +263,14 @@ def run_list(path: Path, asked: CompareOptions) -> int:
     return 2 if failed else 0
 
 
-def read_list(path: Path, only: str = "") -> dict[str, tuple[dict, dict[str, list[str]], list[str]]]:
-    """Return by name each experiment's entry, the words of its sets, and those to train. Raises UserError."""
+def read_list(path: Path, only: str = "") -> dict[str, tuple[Question, dict[str, list[str]], list[str]]]:
+    """Return each experiment by name, the words of its sets, and those to train. Raises UserError."""
     found = {}
     with refusing(f"{path}: cannot be read as a list", "see experiments/ladder.toml", Exception):
         for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
-            words, sets = shlex.split(entry["all"]), {}
-            if not range(entry.setdefault("seeds", 5)):
-                raise ValueError("seeds")
-            for label, own in entry["sets"].items():
-                sets[label] = changed(words, shlex.split(own))
-                words = sets[label] if entry.get("upward") else words
+            sets = (listed := Question(**entry)).words()
             if labels := [label for label in sets if only in f"{name}: {label}"]:
-                found[name] = entry, sets, labels
+                found[name] = listed, sets, labels
     if not found:
         raise UserError(f"{path}: it has no set with {only!r} in its 'experiment: set'")
     return found

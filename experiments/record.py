@@ -98,6 +98,9 @@ class Result:
         if last != [self.val]:
             raise ValueError("val is not the last of the evaluations, or null for a run that diverged")
 
+    def has(self, metric: str) -> bool:
+        return self.diverged is not None or getattr(self, metric) is not None
+
     def to_json(self) -> str:
         return value_reader(Result).dump_json(self, exclude_defaults=True).decode()
 
@@ -141,7 +144,8 @@ class Record:
 
     def losses(self, label: str) -> pd.Series:
         """Return a set's final validation losses by seed; NaN for a run that diverged."""
-        return pd.Series({x.seed: getattr(x, self.metric) for x in self.sets[label].runs}, dtype=float)
+        losses = {x.seed: getattr(x, self.metric) for x in self.sets[label].runs if x.has(self.metric)}
+        return pd.Series(losses, dtype=float)
 
     def add(self, label: str, run: Result) -> None:
         """Write a run's result, in place of one of the same seed."""

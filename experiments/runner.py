@@ -62,7 +62,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
     """Train what these sets lack, and show no loss, lest one stops when it suits. Return how many failed."""
 
     def keep(task: Task, result: Result, done: str = "ended") -> None:
-        if getattr(result, experiment.metric) is None and result.diverged is None:
+        if not result.has(experiment.metric):
             result = evaluated(task, result)
         write_whole(task.kept, result.to_json())
         experiment.record().add(task.label, result)  # as it is by now: others may write it, too

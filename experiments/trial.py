@@ -14,7 +14,6 @@ from typing import Any
 from common.command_line import INT32
 from common.errors import UserError
 from common.files import read_json, refusing
-from config.options import Options
 from data.dataset import DATA, dataset_dir
 from experiments.record import Value, Variant
 from experiments.snapshot import Snapshot
@@ -65,13 +64,12 @@ def train_until(enough: Callable[[], bool], code: Snapshot, words: list[str], fo
 
 
 def options_of(code: Snapshot, words: list[str]) -> dict[str, Value]:
-    """Return the options that these words mean to this code, but for our defaults. Raises UserError."""
+    """Return all options, as these words mean them to this code. Raises UserError."""
     with TemporaryDirectory() as temporary:
         path = Path(temporary, "options.json")
         train_until(path.exists, code, words, path.parent)
         with refusing(f"{code.name}: its options cannot be read", "compare another commit", ValueError):
-            values = read_json(path, dict[str, Value])
-    return {name: value for name, value in values.items() if value != getattr(Options, name, None)}
+            return read_json(path, dict[str, Value])
 
 
 def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:

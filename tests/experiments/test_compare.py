@@ -187,8 +187,9 @@ def test_a_list_that_cannot_be_used_is_refused_in_a_line(tmp_path):
     for text in (*damaged, *seeds):
         path.write_text(text)
         assert "mine.toml: cannot be read as a list (" in refusal(main, [str(path)])
-    path.write_text("[a]\n")
-    assert "cannot be read as a list ('all')" in refusal(main, [str(path)])
+    for text in ("[a]\n", "[a]\nall = ''\nsets = {}", "[a]\nall = ''\nsets = {it = ''}\nquestion = 5"):
+        path.write_text(text)
+        assert "cannot be read as a list (" in refusal(main, [str(path)])
     path.write_text('[a]\nall = ""\n[a.sets]\nit = ""\n')
     assert f"{path}: it has no set with 'a: other'" in refusal(main, [str(path), "--only=a: other"])
     for word in ("--change=--qk_norm=True", "--qk_norm=True", "--json"):

@@ -85,6 +85,13 @@ def test_damaged_metrics_are_no_result(experiment, tmp_path, text):
     assert "metrics.jsonl: damaged (" in refusal(result_of, task, 0)
 
 
+def test_a_run_that_was_not_evaluated_has_no_loss_of_evaluate_py(experiment):
+    """It would count as one that diverged."""
+    experiment = replace(experiment, metric="loss")
+    record = recorded(experiment, {"slow": [2.0, None]})
+    assert record.losses("slow").isna().to_dict() == {2: True}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_killed_list_goes_on_where_its_run_was(repository, tiny_data, tmp_path, number):
