@@ -53,7 +53,7 @@ def reached(record: Record) -> pd.DataFrame:
     return pd.DataFrame.from_dict(able, orient="index")
 
 
-def steps_to(evaluations: list[list[float]]) -> float | None:
+def steps_to(evaluations: list[tuple[int, float, float]]) -> float | None:
     """Return the step, between two evaluations, at which the validation loss came to TARGET."""
     for (a, _, above), (b, _, below) in zip(evaluations, evaluations[1:], strict=False):
         if above > TARGET >= below:

@@ -8,6 +8,7 @@ best size, which grows as a power of the budget (Chinchilla's approach 2, arXiv:
 """
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,7 +27,7 @@ def read(path: Path = RESULTS / "isoflop.json") -> pd.DataFrame:
     """Return a row for each size, of the budgets all of whose sizes have two seeds."""
     record, rows = Record(path), []
     for label, entry in record.sets.items():
-        x = entry.options
+        x: dict[str, Any] = entry.options
         row = {
             "budget": float(label.split()[0]),  # of "3e11 FLOPs, width 16"
             "width": x["n_embd"],
