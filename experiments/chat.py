@@ -18,14 +18,14 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 import pydantic.dataclasses
 
-from common.command_line import Count, Name, NonNegative, Seed, given, matching
+from common.command_line import Count, Name, NonNegative, Seed, given, matching, value_reader
 from common.errors import UserError, command
 from common.files import kept, read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
@@ -92,12 +92,15 @@ class Begun:
     ended: bool = False
 
 
+STAGES_KEPT = dict[str, Begun]  # stages.json, by command
+
+
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
     path = Path(options.results or Path(options.out_dir, "results.json"))
+    found = kept(path, dict[str, list[str] | dict[str, dict[str, Any]]])
+    results: Any = {"stages": [*STAGES.values()], "lives": {}} | found
     with refusing(f"{path}: cannot be read", "restore or delete it", Exception):
-        found = kept(path, dict[str, list[str] | dict[str, dict[str, Any]]])
-        results: Any = {"stages": [*STAGES.values()], "lives": {}} | found
         table(results["lives"])
     if results["stages"] != [*STAGES.values()]:
         raise UserError(f"{path}: its lives had other stages: move it, or give another --results")
@@ -115,7 +118,7 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
     path = folder / "stages.json"
-    stages: dict[str, Begun] = kept(path, dict[str, Begun])  # by command
+    stages: dict[str, Begun] = kept(path, STAGES_KEPT)
     for name, stage in STAGES.items():
         words = [word.format(to=folder, seed=seed, tasks=TASKS) for word in stage.split()]
         typed = shlex.join(["python", *words])
@@ -124,7 +127,7 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
         this = stages.setdefault(typed, Begun())
         if this.ended:
             continue
-        write_whole(path, as_json(stages))
+        write_whole(path, value_reader(STAGES_KEPT).dump_json(stages, indent=1).decode())
         if checkpoint_folders(str(folder / name)):  # train.py goes on where it was stopped
             words = [words[0], f"--out_dir={folder / name}", "--init_from=resume"]
         start = time.perf_counter()
@@ -132,7 +135,7 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
             this.ended = run(words) == 0
         finally:
             this.seconds += time.perf_counter() - start
-            write_whole(path, as_json(stages))
+            write_whole(path, value_reader(STAGES_KEPT).dump_json(stages, indent=1).decode())
         if not this.ended:
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
     minutes = sum(stage.seconds for stage in stages.values()) / 60
@@ -144,10 +147,6 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
         answers = {Path(model).name: shares for model, shares in found.items()}
         table({"": {"answers": answers}})
     return {"answers": answers, "minutes": round(minutes, 1)} | machine()
-
-
-def as_json(stages: dict[str, Begun]) -> str:
-    return json.dumps({typed: asdict(stage) for typed, stage in stages.items()}, indent=1) + "\n"
 
 
 def run(words: list[str]) -> int:
