@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from config.options import Options, parse_options
 from experiments.compare import LEFT_OUT, in_full, read_list
 from experiments.record import RESULTS, Experiment, Record, Variant, machine
 from experiments.report import describe, provenance, sentences, table, write_report
-from experiments.runner import Task, at_equal, result_of, run
+from experiments.runner import Task, at_equal, evaluated, result_of, run
 from experiments.snapshot import Snapshot
 from tests.experiments.conftest import OPTIONS, result, words
 from tests.helpers import ROOT, newest_checkpoint, refusal, start_python, wait_until
@@ -90,6 +91,17 @@ def test_a_run_that_was_not_evaluated_has_no_loss_of_evaluate_py(experiment):
     experiment = replace(experiment, metric="loss")
     record = recorded(experiment, {"slow": [2.0, None]})
     assert record.losses("slow").isna().to_dict() == {2: True}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"loss": "x", "bits_per_byte": 1}', '{"loss": NaN, "bits_per_byte": 1}']
+)
+def test_a_damaged_evaluation_is_refused_in_a_line(experiment, tmp_path, monkeypatch, text):
+    ended = SimpleNamespace(wait=lambda: 0)
+    (tmp_path / "evaluation.json").write_text(text)
+    monkeypatch.setattr(Task, "start", lambda self, program, words: ended)
+    said = refusal(evaluated, Task("slow", experiment.sets["slow"], 1, tmp_path), result(1, 2.0))
+    assert said.startswith(f"{tmp_path}/evaluation.json: cannot be read (")
 
 
 @pytest.mark.slow
