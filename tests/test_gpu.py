@@ -12,10 +12,10 @@ import pytest
 
 from fast import How, fused_attention
 from model import GPT, attention, causal_mask
+from tests import test_bench
 from tests.generation.test_cache import in_chunks
 from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, distance, run_python, saved_state
 from tests.models import TINY, changed, large, random_tokens
-from tests.test_bench import test_ten_losses_are_those_of_every_machine
 
 pytestmark = [
     pytest.mark.skipif(jax.default_backend() != "gpu", reason="no GPU"),
@@ -54,7 +54,7 @@ def test_cudnns_attention_and_its_gradient_are_those_of_float32(documents, windo
 
 
 def test_ten_steps_have_the_losses_of_a_cpu(tmp_path, capsys):
-    test_ten_losses_are_those_of_every_machine(tmp_path, capsys, device="cuda")
+    test_bench.test_ten_losses_are_those_of_every_machine(tmp_path, capsys, device="cuda")
 
 
 def test_decoding_with_the_cache_gives_the_features_of_the_whole_context():
