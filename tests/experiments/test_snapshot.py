@@ -100,6 +100,7 @@ command(compare.main)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(idea, tmp_path, tiny_data):
     argv = [*words(dataset=tiny_data), "--change=git:idea --sharpness=2.5", f"--out={tmp_path / 'out'}"]
     process = start_python("-c", SOON, *argv, "--seeds=2", "--json", cwd=idea)
