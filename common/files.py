@@ -32,6 +32,8 @@ def read_json(path: Path, kind: Any = Any) -> Any:
         return value_reader(kind).validate_json(path.read_bytes(), strict=True)
     except GONE as error:
         raise ValueError(error.strerror) from None
+    except ValidationError as error:
+        raise ValueError(first_line(error)) from None
 
 
 def kept(path: Path, kind: Any) -> Any:
