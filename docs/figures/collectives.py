@@ -20,9 +20,7 @@ from matplotlib.patches import Rectangle
 from config.options import Options
 from docs.figures import BLUE, GREEN, ORANGE, save
 from parallel.mesh import make_mesh
-from tools.planning.cost import bytes_sent, mesh_axes
-from tools.planning.operations import operations
-from tools.planning.program import parse_program
+from tools.planning.program import Program
 from training.state import model_config, state_shapes
 from training.step import compile_step
 
@@ -33,7 +31,7 @@ QUICKSTART = replace(
     **dict(batch_size=16, gradient_accumulation_steps=1, unroll=1),
 )
 VOCABULARY = 96  # that of book_char, the quickstart's text
-SMALL = 1000  # bytes; what is less is a loss or the parts of a norm
+SMALL = 1500  # bytes; what sends less is a loss or the parts of a norm
 
 Sent = Counter[tuple[str, str]]  # times or bytes by the axes along which devices differ, and by kind
 
@@ -47,12 +45,10 @@ def count(mesh: str, options: Options = QUICKSTART, V: int = VOCABULARY) -> tupl
         shape = dict(jax.sharding.get_mesh().shape)
         step = compile_step(state_shapes(model_config(options, V), options), options)
     times, sent = Counter(), Counter()
-    for x in operations(parse_program(step.as_text() or "")):
-        if x.collective and x.message >= SMALL:
-            name = mesh_axes(x, shape), x.collective
-            times[name] += x.times
-            n = len(x.groups[0])
-            sent[name] += x.times * int(bytes_sent(x, n, n))
+    for x in Program(step.as_text() or "", shape).messages():
+        if x.sent >= SMALL:
+            times[x.axes, x.kind] += x.times
+            sent[x.axes, x.kind] += x.times * int(x.sent)
     return times, sent
 
 

@@ -3,30 +3,24 @@
 import math
 import operator
 import re
-import time
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
-from unittest.mock import patch
 
 import jax
-import numpy as np
 
 from common.errors import UserError
 from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
-from parallel.mesh import mesh_of, parse
-from runs.metrics import count_parameters
+from parallel.mesh import batch_shape, mesh_of, parse
 from runs.start import choose_config
-from tools.planning.cost import Cost, estimate
-from tools.planning.program import parse_program
-from tools.planning.speeds import Work, usable
-from tools.planning.target import Target
-from training import reduce
+from tools.planning.program import Message, Program, product_flops
+from tools.planning.target import Target, usable
 from training.compute import How, choose_how
-from training.state import model_config, state_shapes
-from training.step import compile_step
+from training.state import TrainState, state_shapes
+from training.step import compile_step, train_step
 
 GIB = 2**30
 
@@ -53,8 +47,8 @@ class Planned:
     config: GPTConfig
     memory: Memory
     how: How
-    seconds: float  # that compiling took
-    cost: Cost | None = None  # None for lack of memory
+    flops: float  # of the step's products, on all devices together
+    sent: list[Message]  # unknown where the compiler ran out of memory
 
 
 def plan(options: Options, target: Target, meta: Meta) -> Planned:
@@ -66,20 +60,26 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
     with jax.set_mesh(mesh_of(target.devices, tuple(sizes.values()))):
         config = choose_config(options, meta)
         how, shapes = choose_how(options, config), state_shapes(config, options)
-        start = time.perf_counter()
         try:
             compiled = compile_step(shapes, options)
             needed = memory_of(compiled)
-            text = compiled.as_text()
+            text = compiled.as_text() or ""
         except jax.errors.JaxRuntimeError as error:
             if (peak := needed_bytes(str(error))) is None:
                 raise UserError(f"--on={target.text}: XLA cannot compile this step: {error}") from error
-            needed, text = dict(peak=peak), None
-        seconds = time.perf_counter() - start
+            needed, text = dict(peak=peak), ""
+        flops = traced_flops(shapes, options)
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
     memory = Memory(*state, available=usable(target.device), **needed)
-    cost = estimate(parse_program(text), target, sizes) if text else None
-    return Planned(options, target, config, memory, how, seconds, cost)
+    sent = Program(text, sizes).messages() if text else []
+    return Planned(options, target, config, memory, how, flops, sent)
+
+
+def traced_flops(state: TrainState, options: Options) -> float:
+    """Return the FLOPs of a step's products. Attention counts as plain products, a kernel's being opaque."""
+    batch = batch_shape(options.gradient_accumulation_steps, options.batch_size, options.block_size)
+    how = choose_how(replace(options, attention="einsum"), state.model.config)
+    return product_flops(jax.make_jaxpr(partial(train_step, options=options, how=how))(state, batch, batch))
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -105,29 +105,6 @@ def needed_bytes(message: str) -> int | None:
             if found := re.search(pattern, message):
                 return int(float(found[1]) * 1024 ** " KMGTPE".index(found[2] or " "))
     return None
-
-
-def count_by_depth(options: Options, target: Target, meta: Meta) -> tuple[Work, float]:
-    """Return a deep step's work and peak bytes, from two shallow ones: each layer adds the same.
-
-    Raises UserError where these need too much memory already.
-    """
-    shallow = max(2, parse(options.mesh, target.count)["stage"])
-    share = (options.n_layer - shallow) / shallow  # 1 is as deep as the deeper one
-    deep = options.n_layer > max(12, 2 * shallow)  # a dozen layers compile as soon as those two
-    weights = {shallow: 1 - share, 2 * shallow: share} if deep else {options.n_layer: 1.0}
-    config = model_config(replace(options, document_mask=False), options.vocab_size or meta.vocab_size)
-    works, peak = [], 0.0
-    for depth, weight in weights.items():
-        # Whether weights are gathered once a step depends on the size of the model: of the deep one.
-        part = count_parameters(replace(config, n_layer=depth)) / count_parameters(config)
-        with patch.object(reduce, "GATHERED_FRACTION", part * reduce.GATHERED_FRACTION):
-            planned = plan(replace(options, n_layer=depth), target, meta)
-        if planned.cost is None:
-            raise UserError(f"--on={target.text}: XLA has too little memory for this step")
-        works.append(planned.cost.works._replace(times=weight * planned.cost.works.times))
-        peak += weight * planned.memory.peak
-    return Work(*map(np.concatenate, zip(*works, strict=True))), peak
 
 
 def changes_that_save(options: Options, devices: int) -> list[dict[str, Any]]:
