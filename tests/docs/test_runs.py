@@ -104,7 +104,6 @@ def check(command: str) -> None:
     elif script == "train.py":
         given(words, Options)
     elif script in ("bench.py", "plan.py"):
-        words = [word.removeprefix("--for=") for word in words]
         given(take_options(words, BenchOptions if script == "bench.py" else PlanOptions)[1], Options)
     else:
         module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
