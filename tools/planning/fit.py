@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 import jax
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from common.errors import UserError
 from config.options import Options
@@ -76,10 +77,12 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
 
 
 def traced_flops(state: TrainState, options: Options) -> float:
-    """Return the FLOPs of a step's products. Attention counts as plain products, a kernel's being opaque."""
+    """Return the FLOPs of a step's products. Attention counts as plain ones: a kernel hides its own."""
     batch = batch_shape(options.gradient_accumulation_steps, options.batch_size, options.block_size)
     how = choose_how(replace(options, attention="einsum"), state.model.config)
-    return product_flops(jax.make_jaxpr(partial(train_step, options=options, how=how))(state, batch, batch))
+    jaxpr = jax.make_jaxpr(partial(train_step, options=options, how=how))(state, batch, batch).jaxpr
+    used, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))  # without the gradients of frozen weights
+    return product_flops(used)
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:

@@ -107,12 +107,11 @@ class Program:
     def trip_count(self, loop: str) -> int:
         """Return how often a loop runs. For TPUs it is its condition's limit, as JAX's loops count from 0."""
         (condition,) = re.findall(r"condition=%([\w.\-]+)", loop)
-        noted = re.findall(r'"known_trip_count":\{"n":"(\d+)"', loop)
-        limits = re.findall(r" constant\((\d+)\)", "\n".join(self.computations[condition]))
-        if found := noted or limits:
-            return int(found[0])
-        print(f"warning: the loop of {condition} has no trip count, and counts once", file=sys.stderr)
-        return 1
+        found = re.findall(r'"known_trip_count":\{"n":"(\d+)"', loop)
+        found += re.findall(r" constant\((\d+)\)", "\n".join(self.computations[condition]))
+        if not found:
+            print(f"warning: the loop of {condition} has no trip count, and counts once", file=sys.stderr)
+        return int(found[0]) if found else 1
 
     def axes(self, groups: Sequence[Sequence[int]]) -> str:
         """Name the axes of the mesh along which the devices of a group differ."""
@@ -123,10 +122,8 @@ class Program:
 
 def result_bytes(opcode: str, result: str, rest: str) -> int:
     """Return the bytes of a collective's result, without its operands, which a started one's has too."""
-    sizes = []
-    for dtype, dims in ARRAY.findall(result):
-        bits = numbers(dtype)[0] if dtype != "pred" else 8
-        sizes.append(math.prod(numbers(dims)) * bits // 8)
+    arrays = [(numbers(dims), numbers(dtype) or [8]) for dtype, dims in ARRAY.findall(result)]  # pred: 8 bits
+    sizes = [math.prod(dims) * bits // 8 for dims, (bits, *_) in arrays]
     operands = rest.partition(")")[0].count("%")
     return sum(sizes[operands:][:operands] if opcode.endswith("-start") and len(sizes) > operands else sizes)
 

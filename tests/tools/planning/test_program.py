@@ -60,6 +60,14 @@ def test_a_step_has_the_flops_of_the_formula_and_more_if_it_computes_again(mesh,
         assert 1.2 * formula < traced_flops(state_shapes(config, again), again) < 4 / 3 * formula
 
 
+def test_lora_has_no_gradients_of_frozen_weights():
+    options = replace(TINY, lora_rank=2)
+    with jax.set_mesh(make_mesh("data:1")):
+        config = model_config(options, vocab_size=40)
+        formula = options.tokens_per_step * flops_per_token(config, 16)
+        assert 2 / 3 * formula < traced_flops(state_shapes(config, options), options) < 0.85 * formula
+
+
 # --- messages -----------------------------------------------------------------------------------------------
 
 
