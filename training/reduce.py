@@ -29,7 +29,7 @@ def deferred_reduction_axes(model: GPT) -> tuple[str, ...]:
 def reduce_once(axes: tuple[str, ...], average: Callable, weights: GPT, frozen: GPT, targets, batch):
     """Have each device `average` its own rows over the microbatches; then average once over the devices.
 
-    XLA alone would sum gradients over the devices in every microbatch. By plan.py's estimate, a step of GPT-2
+    XLA alone would sum gradients over the devices in every microbatch. By a count of kernels, a step of GPT-2
     cut to 4 layers, of 5 microbatches on eight H100s, takes 20% longer then with data:8, 7% with fsdp:8.
     """
     # P(): whole on each device along these axes, so that `fsdp` gathers weights and gradients once.
@@ -67,7 +67,7 @@ def cut(x: Shaped[Array, "A B *T"], n: int) -> Shaped[Array, "A_n B_n *T"]:
 
 def compiler_options() -> dict[str, str | bool]:
     """Return XLA's option for the step on several TPUs, unless the user has set it."""
-    # No windowed einsums, products in parts that pass around a ring: by plan.py's estimate, a step of GPT-2
+    # No windowed einsums, products in parts that pass around a ring: by a count of kernels, a step of GPT-2
     # cut to 2 layers takes half as long without them, with fsdp:8 on eight v5e.
     name = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
     by_user = name in os.environ.get("LIBTPU_INIT_ARGS", "")
