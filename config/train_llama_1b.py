@@ -1,7 +1,7 @@
 """Train a model of 1.3 billion parameters and Llama's shape on FineWeb-Edu. Not yet run.
 
 Layers, width and learning rate are those of GPT-3's 1.3B model (arXiv:2005.14165, table 2.1). The run has 26
-billion tokens, 524,288 a step. The same steps on 8 devices, by plan.py 31 GiB of each H100 and about 20 hours:
+billion tokens, 524,288 a step. The same steps on 8 devices, by plan.py 31 GiB of each H100 and 20 hours:
 
     python data/fineweb_edu/prepare.py
     python train.py config/train_llama_1b.py --mesh=fsdp:8 --batch_size=64 --gradient_accumulation_steps=4
