@@ -1,6 +1,8 @@
 """What `config/options.py` promises: nanoGPT's names and defaults, sources in order, one-line errors."""
 
+import inspect
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -8,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from common.command_line import Count, take_options
-from config.options import FIXED, Options, parse_options
+from config.options import FIXED, ModelShape, Options, parse_options
 from experiments.reference import FREE, read_options
+from model import GPTConfig
 from runs.checkpoint import Manifest, saved_options
 from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import ROOT, refusal, run_python
@@ -299,6 +302,16 @@ def test_every_option_is_kept_or_free_or_says_how_a_run_learns():
     )
     named = [*FIXED, *FREE, *learning.split()]
     assert sorted(named) == sorted(field.name for field in fields(Options))
+
+
+def test_the_shape_is_the_models_own_with_its_defaults_and_remarks():
+    """It stands twice: Options has limits, and model.py imports nothing of ours."""
+    for field in fields(ModelShape):
+        assert field.default == getattr(GPTConfig, field.name)
+    there = (ROOT / "model.py").read_text()
+    for line in inspect.getsource(ModelShape).splitlines():
+        if (field := re.match(r" +(\w+): .*(  # .*)", line)) and field[1] != "dropout":
+            assert re.search(rf" {field[1]}: .*{re.escape(field[2])}\n", there), field[1]
 
 
 # --- errors -----------------------------------------------------------------------------------------------
