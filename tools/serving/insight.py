@@ -80,7 +80,7 @@ async def model(served: Here) -> dict:
 
 
 def has_rollouts(served: Served) -> bool:
-    return bool(served.runs) and (Path(served.runs[0].out_dir) / ROLLOUTS).exists()
+    return bool(served.runs) and (Path(served.runs[0].out_dir) / ROLLOUTS).is_file()
 
 
 @inside.get("/checkpoints")

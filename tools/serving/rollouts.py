@@ -1,6 +1,5 @@
 """How a run learned from rewards: rollouts.jsonl, with a line for each question of an evaluation."""
 
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from common.command_line import NonNegativeInt
-from common.files import GONE, refusing
+from common.files import refusing
 
 NAME = "rollouts.jsonl"
 Ids = list[NonNegativeInt]
@@ -44,10 +43,11 @@ GROUP = TypeAdapter(Group)
 
 
 def read_rollouts(folder: Path) -> list[dict[str, Any]]:
-    """Return the groups, if there are any. Raises UserError for a line that is none."""
-    data = b""
-    with suppress(*GONE):
-        data = (folder / NAME).read_bytes()
+    """Return the groups, if there are any. Raises UserError for a line that is none, or a file unread."""
+    path, data = folder / NAME, b""
+    if path.is_file():  # not a folder, nor a pipe, whose reader would wait
+        with refusing(f"{NAME}: cannot be read", "see its permissions", OSError):
+            data = path.read_bytes()
     lines, groups = data[: data.rfind(b"\n") + 1].splitlines(), []  # not a line that is being written
     for n, line in enumerate(lines, 1):
         with refusing(f"{NAME}: line {n} is no group of answers", "mend or delete it", ValidationError):

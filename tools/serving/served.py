@@ -82,11 +82,12 @@ class Run:
 
     def records(self, offset: int) -> dict[str, Any]:
         """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
-        begin, data = 0, b""
-        with suppress(OSError), open(Path(self.out_dir) / "metrics.jsonl", "rb") as opened:
-            begin = offset if offset <= os.fstat(opened.fileno()).st_size else 0
-            opened.seek(begin)
-            data = opened.read()
+        begin, data, path = 0, b"", Path(self.out_dir) / "metrics.jsonl"
+        if path.is_file():  # not a pipe, whose reader would wait
+            with suppress(OSError), path.open("rb") as opened:
+                begin = offset if offset <= os.fstat(opened.fileno()).st_size else 0
+                opened.seek(begin)
+                data = opened.read()
         lines = data[: data.rfind(b"\n") + 1]  # not a line that is being written
         records = [record for line in lines.splitlines() if (record := parse_record(line))]
         return {"records": records, "offset": begin + len(lines), "fresh": begin == 0}
@@ -174,9 +175,15 @@ def wait_for_checkpoint(out_dir: str, say: Callable[[str], None]) -> None:
     checkpoints = Checkpoints(out_dir)
     if checkpoints.latest() is None:
         say(f"waiting for the first checkpoint of {Path(out_dir).resolve().name}")
-    while checkpoints.latest() is None:
+    while newest(checkpoints) is None:
         time.sleep(LOOK)
+
+
+def newest(checkpoints: Checkpoints) -> int | None:
+    """Look for the newest checkpoint. Raises UserError where the folder cannot be read."""
+    with checkpoints.working():  # or Orbax would tell of a folder that is still empty at each look
         checkpoints.manager.reload()
+    return checkpoints.latest()
 
 
 def follow(served: Served, options: ServeOptions) -> None:
@@ -186,11 +193,11 @@ def follow(served: Served, options: ServeOptions) -> None:
     while served.worker.works:
         time.sleep(LOOK)
         try:
-            checkpoints.manager.reload()
-            if checkpoints.latest() is None or f"iter-{checkpoints.latest()}" == seen:
+            latest = newest(checkpoints)
+            if latest is None or f"iter-{latest}" == seen:
                 continue
-            newest = checkpoints.folder / str(checkpoints.latest())
-            files = {path: path.stat().st_ctime_ns for path in newest.rglob("*")}
+            folder = checkpoints.folder / str(latest)
+            files = {path: path.stat().st_ctime_ns for path in folder.rglob("*")}
             if files == failed:
                 continue
             model, manifest, iteration = load_run(options.out_dir)

@@ -1,6 +1,7 @@
 """The routes below /inside, over HTTP: what they tell is the model's, sizes are bounded, input is checked."""
 
 import base64
+import os
 import re
 import shutil
 import threading
@@ -220,6 +221,8 @@ def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
 
 
 def test_records_come_as_they_are_written(run, tmp_path):
+    assert Run(str(tmp_path)).records(0)["records"] == []
+    os.mkfifo(tmp_path / "metrics.jsonl")  # whose reader would wait
     assert Run(str(tmp_path)).records(0)["records"] == []
     run = shutil.copytree(run, tmp_path / "run")
     looked_at = Run(str(run))

@@ -563,6 +563,17 @@ def test_a_checkpoint_that_cannot_be_followed_is_tried_and_told_once(
     wait_until(lambda: served.worker.version == "iter-15")
 
 
+def test_a_checkpoint_without_files_is_waited_for_in_silence(run, followed, tmp_path, caplog, capsys):
+    served, put, looks, loaded = followed
+    (tmp_path / "empty").mkdir()
+    put(10, tmp_path / "empty")
+    seen = len(looks)
+    wait_until(lambda: len(looks) > seen + 20)
+    assert not loaded and not caplog.records and not capsys.readouterr().err
+    put(15, run / "checkpoints" / "15")
+    wait_until(lambda: served.worker.version == "iter-15")
+
+
 def test_a_checkpoint_that_is_still_being_copied_is_followed_once_it_is_whole(run, followed):
     served, put, _, loaded = followed
     place = Path(served.runs[0].out_dir) / "checkpoints" / "10"
