@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from generation.engine import Request
 from tools.serving.requests import ChatBody, CompletionBody, read_request
 from tools.serving.served import Served
-from tools.serving.server import ApiError
+from tools.serving.server import ApiError, disconnected
 from tools.serving.text import Continuation, Token, spelling
 
 
@@ -176,12 +176,6 @@ async def respond(http: HttpRequest, answer: Answer) -> Response:
         complete.cancel()
         left.cancel()
         answer.cancel()
-
-
-async def disconnected(http: HttpRequest) -> None:
-    """Return when the client has gone."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
 
 
 def event(value: dict) -> str:

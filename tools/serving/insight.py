@@ -1,10 +1,9 @@
 """The routes of the page: the model, its run, how it decides about a text. See docs/reference/inside.md."""
 
+import asyncio
 import base64
 import sys
-import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -12,7 +11,6 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from anyio import from_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from jax import lax
@@ -30,12 +28,12 @@ from tools.serving.requests import Body, Drawing, Ids, Message, read_ids, read_m
 from tools.serving.rollouts import NAME as ROLLOUTS
 from tools.serving.rollouts import read_rollouts
 from tools.serving.served import Served
-from tools.serving.server import ApiError
+from tools.serving.server import ApiError, disconnected
 from tools.serving.text import read_prompt, spelling
 
 EXAMPLE = 64  # tokens of the validation text
 LIKELIEST = 10  # tokens of a place
-TURN = threading.Lock()  # one view is computed at a time
+VIEWS = 32  # that are computed or wait
 
 inside = APIRouter(prefix="/inside")
 
@@ -45,6 +43,28 @@ async def served_of(request: Request) -> Served:
 
 
 Here = Annotated[Served, Depends(served_of)]
+
+
+async def turn(request: Request, served: Here) -> AsyncGenerator[None]:
+    """Have one view computed at a time. Raises ApiError if many wait, or the client goes before its turn."""
+    if served.views >= VIEWS:
+        message = f"{served.views} views are computed or wait: try again later"
+        raise ApiError(message, status=429, code="rate_limit_exceeded")
+    served.views += 1
+    gone, mine = map(asyncio.create_task, (disconnected(request), served.turn.acquire()))
+    try:
+        await asyncio.wait({gone, mine}, return_when=asyncio.FIRST_COMPLETED)
+        if not mine.done():
+            raise ApiError("the client has gone", status=499)
+        yield
+    finally:
+        served.views -= 1
+        gone.cancel()
+        if not mine.cancel():  # it has the lock
+            served.turn.release()
+
+
+IN_TURN = [Depends(turn)]
 
 
 # The model and its run
@@ -83,10 +103,9 @@ def has_rollouts(served: Served) -> bool:
     return bool(served.runs) and (Path(served.runs[0].out_dir) / ROLLOUTS).is_file()
 
 
-@inside.get("/checkpoints")
+@inside.get("/checkpoints", dependencies=IN_TURN)
 def checkpoints(served: Here) -> dict:
-    with TURN:
-        return {"checkpoints": [found for run in served.runs for found in run.checkpoints()]}
+    return {"checkpoints": [found for run in served.runs for found in run.checkpoints()]}
 
 
 @inside.get("/run")
@@ -194,22 +213,13 @@ def chat(served: Here, fields: Conversation) -> Response:
 # Views
 
 
-@contextmanager
-def turn(served: Served, request: Request) -> Generator[None]:
-    """Within, this view alone is computed. Raises ApiError where the client has gone while it waited."""
-    with TURN, served.worker.on_devices():
-        if from_thread.run(request.is_disconnected):
-            raise ApiError("the client has gone", status=499)
-        yield
-
-
-@inside.post("/places")
-def places_of(request: Request, served: Here, fields: PlacesBody) -> Response:
+@inside.post("/places", dependencies=IN_TURN)
+def places_of(served: Here, fields: PlacesBody) -> Response:
     """The likeliest tokens at each place of a text, and after it."""
     ids = read_text(fields, served, limits(served.model.config)["tokens"])
     if fields.prompt > len(ids):
         raise ApiError(f"prompt is {fields.prompt}, and the text has {len(ids)} tokens", "prompt")
-    with turn(served, request):
+    with served.worker.on_devices():
         model = weights_of(served, fields.checkpoint)
         seen = places(limit_vocabulary(model, served.vocab_size), ids, fields.prompt, fields)
     columns = seen.likeliest.tolist(), *(rounded(np.asarray(x)) for x in seen[1:])
@@ -219,11 +229,11 @@ def places_of(request: Request, served: Here, fields: PlacesBody) -> Response:
     return answer(served, ids, places=unseen + found, names=names(served, ids, seen.likeliest))
 
 
-@inside.post("/attention")
-def attention_of(request: Request, served: Here, fields: Text) -> Response:
+@inside.post("/attention", dependencies=IN_TURN)
+def attention_of(served: Here, fields: Text) -> Response:
     """The attention weights of every head: the rows up to the diagonal, in 65535ths."""
     ids = read_text(fields, served, limits(served.model.config)["attention"])
-    with turn(served, request):
+    with served.worker.on_devices():
         weights = attention(weights_of(served, fields.checkpoint), ids)  # (L, H, T, T)
     L, H, T, _ = weights.shape
     rows, columns = np.tril_indices(T)
@@ -231,25 +241,25 @@ def attention_of(request: Request, served: Here, fields: Text) -> Response:
     return answer(served, ids, shape=[L, H, T], weights=base64.b64encode(parts.tobytes()).decode())
 
 
-@inside.post("/lens")
-def lens_of(request: Request, served: Here, fields: LensBody) -> Response:
+@inside.post("/lens", dependencies=IN_TURN)
+def lens_of(served: Here, fields: LensBody) -> Response:
     """What the head predicts after each layer, and the norms of the residual stream and its parts."""
     ids = read_text(fields, served, limits(served.model.config)["lens"])
-    with turn(served, request):
+    with served.worker.on_devices():
         seen = lens(weights_of(served, fields.checkpoint), ids, min(fields.k, served.vocab_size))
     numbers = {name: rounded(x) for name, x in seen._asdict().items() if name != "tokens"}
     return answer(served, ids, likeliest=seen.tokens.tolist(), names=names(served, seen.tokens), **numbers)
 
 
-@inside.post("/cell")
-def cell_of(request: Request, served: Here, fields: CellBody) -> Response:
+@inside.post("/cell", dependencies=IN_TURN)
+def cell_of(served: Here, fields: CellBody) -> Response:
     """How a head comes to the weight with which a token reads another."""
     ids, config = read_text(fields, served, limits(served.model.config)["attention"]), served.model.config
     most = {"layer": config.n_layer, "head": config.n_head, "reader": len(ids), "read": fields.reader + 1}
     for name, n in most.items():
         if getattr(fields, name) >= n:
             raise ApiError(f"{name} is {getattr(fields, name)}, expected less than {n}", name)
-    with turn(served, request):
+    with served.worker.on_devices():
         seen = heads(weights_of(served, fields.checkpoint), ids)
     upto, shared = slice(fields.reader + 1), fields.head * config.kv_heads // config.n_head
     query = seen.queries[fields.layer, fields.head, fields.reader]
@@ -260,13 +270,13 @@ def cell_of(request: Request, served: Here, fields: CellBody) -> Response:
     return JSONResponse({name: rounded(x) for name, x in vectors.items()})
 
 
-@inside.post("/write")
-def write(request: Request, served: Here, fields: WriteBody) -> Response:
+@inside.post("/write", dependencies=IN_TURN)
+def write(served: Here, fields: WriteBody) -> Response:
     """The text and its continuation by a checkpoint: the tokens that the API would give if it was served."""
     ids = read_text(fields, served, limits(served.model.config)["tokens"])
     if fields.max_tokens > (most := served.max_tokens):
         raise ApiError(f"max_tokens is {fields.max_tokens}, expected {most} at most", "max_tokens")
-    with turn(served, request):
+    with served.worker.on_devices():
         drawn = generate(
             limit_vocabulary(weights_of(served, fields.checkpoint), served.vocab_size),
             ids[None],

@@ -1,5 +1,6 @@
 """What is served: the model, its limits, and the run that it comes from, or follows."""
 
+import asyncio
 import os
 import sys
 import time
@@ -113,6 +114,8 @@ class Served:
     runs: list[Run]  # the model's, if it comes from one, and others of its vocabulary
     api_key: str | None = field(repr=False)
     max_tokens: int  # new ones of a request
+    views: int = 0  # of the page that are computed or wait
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the one that is computed
 
     @property
     def model(self) -> GPT:

@@ -156,6 +156,12 @@ def refusing(app: ASGIApp, hosts: list[str], origins: list[str]) -> ASGIApp:
     return checked
 
 
+async def disconnected(request: Request) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 # Errors as clients see them: OpenAI's error object, with an HTTP status
 
 KINDS = {429: "requests", 500: "server_error", 503: "server_error"}  # OpenAI's types, by status

@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from runs.load import load_run
+from tests.helpers import wait_until
 from tests.models import forward, nll
 from tests.tools.serving.served_run import BLOCK_SIZE, ITERATIONS, SYMBOLS, TEXT, ask, serving, train_run
 from tools.inside.views import attention, lens
@@ -330,10 +332,45 @@ def test_the_page_runs_no_inline_code_and_names_no_other_host():
         assert "innerHTML" not in text and "://" not in text, path
 
 
-def test_a_view_whose_client_has_gone_is_not_computed(server, monkeypatch):
-    computed = threading.Event()
-    monkeypatch.setattr(insight, "lens", lambda *_: computed.set())
-    with insight.TURN, pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server[0]}/inside/lens", json={"text": "the", "k": 1}, timeout=1)
-    ask(f"{server[0]}/inside/attention", {"text": "the"})  # waits for its turn after it
-    assert not computed.is_set()
+@pytest.fixture
+def held(server, monkeypatch):
+    """A set for the texts of the lenses that are computed; the first one's answer waits for the test's end."""
+    computed, gate, lens = [], threading.Event(), insight.lens
+
+    def hold(model, ids, k):
+        computed.append(len(ids))
+        gate.wait(60)
+        return lens(model, ids, k)
+
+    monkeypatch.setattr(insight, "lens", hold)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(ask, f"{server[0]}/inside/lens", {"text": "the"})
+        wait_until(lambda: computed)
+        yield computed, gate
+        gate.set()
+        assert first.result()[0] == 200
+
+
+def test_a_view_whose_client_has_gone_waits_no_more_and_is_not_computed(server, held):
+    address, served = server
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address}/inside/lens", json={"text": "the lazy"}, timeout=1)
+    wait_until(lambda: served.views == 1)
+    held[1].set()
+    assert ask(f"{address}/inside/attention", {"text": "the"})[0] == 200
+    assert held[0] == [3]
+
+
+def test_views_that_wait_leave_the_page_alive_and_are_not_without_end(server, held):
+    address, served = server
+    with ThreadPoolExecutor(60) as pool:
+        asked = [pool.submit(ask, f"{address}/inside/lens", {"text": "the lazy"}) for _ in range(60)]
+        wait_until(lambda: sum(x.done() for x in asked) == 60 - 31)
+        refused = [x.result() for x in asked if x.done()]
+        assert {status for status, _ in refused} == {429} and served.views == 32
+        assert "wait: try again later" in refused[0][1]["error"]["message"]
+        for path in ("inside/run", "inside/model", "", "main.js"):
+            assert httpx.get(f"{address}/{path}", timeout=10).status_code == 200
+        held[1].set()
+        assert [x.result()[0] for x in asked].count(200) == 31
+    assert served.views == 0
