@@ -46,6 +46,7 @@ class Body(BaseModel):
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+IdAsText = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,9})$")]  # one spelling for each id
 NotEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -81,7 +82,7 @@ class Common(Drawing):
     repetition_penalty: Repetition = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31, strict=False)], Bias] = {}
+    logit_bias: dict[IdAsText, Bias] = {}
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -132,7 +133,8 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
     stops, most = fields.stop, served.model.config.block_size
     ends = (*fields.stop_token_ids, *served.ends)
     check_ids(served, "stop_token_ids", fields.stop_token_ids)
-    check_ids(served, "logit_bias", fields.logit_bias)
+    biases = {int(i): bias for i, bias in fields.logit_bias.items()}
+    check_ids(served, "logit_bias", biases)
     if isinstance(fields, ChatBody):
         prompts = [read_messages(served, fields.messages)]
         param = "messages"
@@ -149,7 +151,7 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
             key_of_row(np.uint32(seed), np.uint32(row)),  # so choice i is sample i of sample.py
             wanted,
             fields.settings,
-            fields.logit_bias,
+            biases,
             ends,
             logprobs=fields.likeliest is not None,
             prompt_logprobs=fields.likeliest is not None and fields.echo,

@@ -351,6 +351,7 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"extra_body": {"top_k": -2}}, "top_k", "greater than or equal to -1"),
         ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "expected token ids from 0"),
+        *[({"logit_bias": {x: 1}}, "logit_bias", "match pattern") for x in (" 5", "+5", "05", "5.0", "٥")],
         ({"extra_body": {"stop_token_ids": [99999]}}, "stop_token_ids", "expected token ids from 0"),
         ({"messages": []}, "messages", "messages: List should have at least 1 item"),
         ({"messages": [{"content": "hi"}]}, "messages", "messages.0.role: Field required"),
@@ -436,6 +437,7 @@ def test_a_malformed_request_is_answered_with_an_error_object(url, path):
             assert 400 <= answer.status_code < 500, (content[:200], answer.text)
             error = answer.json()["error"]
             assert error.keys() == {"message", "type", "param", "code"} and error["message"], content[:200]
+            assert error["code"], content[:200]
             assert "Traceback" not in answer.text and len(answer.text) < 2000
         assert http.post(path, json=GOOD[path]).status_code == 200
         health = http.get("/health").json()
