@@ -392,8 +392,10 @@ def test_a_tokenizer_of_another_kind_is_refused():
     prefixed = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
     prefixed.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
     random = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [], dropout=0.5))
-    random.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    for other in (unigram, prefixed, random):
+    suffixed = tokenizers.Tokenizer(tokenizers.models.BPE({"a</w>": 0}, [], end_of_word_suffix="</w>"))
+    for other in (random, suffixed):
+        other.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for other in (unigram, prefixed, random, suffixed):
         with pytest.raises(UserError, match="with rules of its own: .* serve.py"):
             in_javascript(JsonTokenizer(other.to_str()))
 
