@@ -24,7 +24,6 @@ import numpy as np
 from common.command_line import Checkpoint, Name, given
 from common.files import refusing, write_whole
 from data.dataset import Batches, Dataset
-from data.tokenizer import document_start
 from hub.export import (
     architecture,
     new_folder,
@@ -109,7 +108,6 @@ def export_adapters(options: ExportOptions, folder: Path) -> str:
 
 def export_page(options: ExportOptions) -> str:
     """Write serve.py's page with the model in it. Raises UserError for a model that does not suit."""
-    from tools.serving.chat import Chat
     from tools.serving.file import html  # here: the other formats do without the tools
 
     path = Path(options.to)
@@ -127,9 +125,8 @@ def export_page(options: ExportOptions) -> str:
     with suppress(UserError):  # the data set may not be here
         tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
         known["example"] = tokens.read([0], min(64, model.config.block_size, len(tokens)))[0].tolist()
-    chat = Chat(tokenizer.description, document_start(tokenizer.description))
     model = plain(model)
-    page, kept = html(model, known, tokenizer, chat, options.weights)
+    page, kept = html(model, known, tokenizer, options.weights)
     with refusing(f"--to={path}: cannot be written", "choose another place", OSError):
         write_whole(path, page)
     cost = "the data set is not here, so what that costs was not measured"

@@ -12,6 +12,7 @@ document: with --document_mask=True none attends to another.
 import re
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -23,7 +24,7 @@ from pydantic.dataclasses import dataclass
 
 from common.command_line import first_problem
 from common.errors import UserError
-from common.files import refusing
+from common.files import first_line, refusing
 from data.dataset import SPLITS
 from data.documents import in_validation
 from data.sources import Files
@@ -66,32 +67,43 @@ class Rendered(NamedTuple):
 
 
 class Renderer:
-    """Makes tokens of conversations by a chat template. Raises UserError for one that does not suit."""
+    """Makes tokens of conversations by a chat template. Raises UserError for none, or one that is no Jinja."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None):
+    def __init__(self, tokenizer: Tokenizer, template: str | None = None, pretrained: bool = False):
         uses = tokenizer.description.get("uses", {})
         self.template, self.names = template or uses.get("chat_template"), uses.get("special_tokens", {})
         if self.template is None:
             raise UserError(
-                "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja"
+                "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja, "
+                "and train on the conversations that it writes"
             )
-        self.tokenizer, self.start = tokenizer, -1  # no token yet
-        ends = end_tokens(tokenizer.description)
+        check_template(self.template)
+        self.tokenizer = tokenizer
+        # A run's prompts begin with the token that its conversations began with. Before those of a pretrained
+        # model, which learned others, nothing is put but what the template writes.
+        self.learned_start: int | None = None if pretrained else uses.get("document_start")
+
+    @cached_property
+    def start(self) -> int:
+        """The token that begins a conversation to learn. Raises UserError where there is none."""
+        ends = end_tokens(self.tokenizer.description)
         if not ends:
             raise UserError("the tokenizer has no token, such as <|endoftext|>, to begin a conversation with")
         # A token that ends each turn, as Qwen's first end does, should not begin a document there.
-        begins = [i for i in (document_start(tokenizer.description), *ends) if i is not None]
+        begins = [i for i in (document_start(self.tokenizer.description), *ends) if i is not None]
         within = self.encode(SAMPLE).ids[1:]  # after the template's own first token
-        self.start: int = next((token for token in begins if token not in within), begins[0])
-        if self.start in within:
+        start = next((token for token in begins if token not in within), begins[0])
+        if start in within:
             print(
                 "note: with --document_mask=True, a turn attends to its own exchange alone", file=sys.stderr
             )
-        # A run's prompts begin with the token that its conversations began with. Before those of a pretrained
-        # model, which learned others, nothing is put but what the template writes.
-        self.learned_start: int | None = uses.get("document_start")
+        return start
+
+    def learned(self) -> Tokenizer:
+        """Return the tokenizer of a run that learns these conversations: it renders others likewise."""
         own = {"document_start": self.start, "chat_template": self.template}
-        self.tokenizer = from_json(tokenizer.description | {"uses": uses | own})
+        uses = self.tokenizer.description.get("uses", {}) | own
+        return from_json(self.tokenizer.description | {"uses": uses})
 
     def check_marks(self) -> None:
         """Raise UserError unless the template says what is learned."""
@@ -115,8 +127,13 @@ class Renderer:
 
     def encode(self, messages: Messages, **settings: bool) -> Rendered:
         """Return the tokens that the template makes of messages. Raises UserError."""
-        with refusing("the chat template refuses it", "mend or leave it out", Exception):
+        try:
             return encode_chat(self.tokenizer, self.template, self.names, messages, **settings)
+        except UserError:  # as for a character that is not in the vocabulary
+            raise
+        except Exception as error:  # whatever it raises for messages that it does not take
+            why = f"the chat template refuses it ({first_line(error)})"
+            raise UserError(f"{why}: mend or leave it out") from None
 
     def pieces(self, messages: Messages, longest: int) -> list[Rendered]:
         """Cut a conversation after answers into pieces of at most `longest` tokens.
@@ -139,6 +156,15 @@ class Renderer:
                 done += begun
             begun = []
         return pieces
+
+
+def check_template(template: str) -> None:
+    """Raise UserError for a template that does not compile. To render one may take for ever."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # the public one also renders
+
+    # Any error, also of its constants, which are computed here
+    with refusing("the chat template cannot be compiled", "mend it", Exception):
+        _compile_jinja_template(template)
 
 
 def encode_chat(
@@ -239,7 +265,7 @@ def write_conversations(
 ) -> None:
     """Write the conversations, or the first `limit` of them, packed into rows. Raises UserError."""
     renderer.check_marks()
-    row = block_size + 1
+    start, row = renderer.start, block_size + 1
     train, val, count, cut, lost = [], [], 0, 0, 0
     for count, record in enumerate(islice(records_of(source), limit), 1):
         with refusing(f"{source}: conversation {count}", "mend or leave it out", UserError):
@@ -254,7 +280,7 @@ def write_conversations(
             f"{source}: {about}, leave none for training or for validation: give more, another "
             f"--val_fraction, or more than --block_size={block_size}"
         )
-    packed = [pack(each, row, renderer.start) for each in (train, val)]
+    packed = [pack(each, row, start) for each in (train, val)]
     (train_ids, val_ids), learned, n_bytes = zip(*packed, strict=True)
     if not all(each.any() for each in learned):
         raise UserError(
@@ -262,7 +288,7 @@ def write_conversations(
         )
     counted = {split: TextBytes(n) for split, n in zip(SPLITS, n_bytes, strict=True)}
     ids = train_ids, val_ids
-    write_dataset(folder, *ids, renderer.tokenizer, str(source), learned, row=row, bytes=counted)
+    write_dataset(folder, *ids, renderer.learned(), str(source), learned, row=row, bytes=counted)
     sizes = f"{len(train_ids) // row:,} train and {len(val_ids) // row:,} validation rows of {row} tokens"
     print(f"{folder}: {about}; {sizes}, {learned[0].mean():.0%} of them learned")
 

@@ -40,7 +40,7 @@ class Sampler:
     """Draws answers to questions, each as its prompt alone would get it."""
 
     def __init__(self, tokenizer: Tokenizer, max_new_tokens: int):
-        self.renderer = Renderer(tokenizer, None)
+        self.renderer = Renderer(tokenizer)
         self.ends, self.max_new_tokens = tuple(end_tokens(tokenizer.description)), max_new_tokens
 
     def __call__(

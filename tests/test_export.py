@@ -32,6 +32,7 @@ import sample
 import train
 from common.errors import UserError, command
 from config.options import Options
+from data.conversations import Renderer
 from data.pretrained import read_tokenizer
 from data.tokenizer import (
     CharTokenizer,
@@ -60,7 +61,6 @@ from tests.helpers import (
 )
 from tests.pretrained import END, PAD, START, TURN, save_llama
 from tests.reference import random_reference
-from tools.serving.chat import Chat
 from training.state import create_state, create_state_around, model_config, shape_options
 
 prepare_text = importlib.import_module("data.shakespeare.prepare").main
@@ -367,9 +367,9 @@ def test_data_of_the_vocabulary_alone_keeps_the_models_use_of_its_tokens(tiny, t
 
 
 def begins_a_chat(description, text: str) -> bool:
-    tokenizer = from_json(description)
-    ids = Chat(description).prompt(tokenizer, [{"role": "user", "content": "hi"}])
-    return tokenizer.decode(ids).startswith(text)
+    renderer = Renderer(from_json(description))
+    ids = renderer.prompt([{"role": "user", "content": "hi"}])
+    return renderer.tokenizer.decode(ids).startswith(text)
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def rows() -> tuple[np.ndarray, np.ndarray, int]:
     with TemporaryDirectory() as folder:
         texts = iter([*QUESTIONS, *QUESTIONS.values(), "user", "assistant"])
         save_tokenizer(train(texts, 1000), Path(folder))
-        renderer = Renderer(load_tokenizer(folder), None)
+        renderer = Renderer(load_tokenizer(folder))
     pieces = [
         renderer([{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
         for question, answer in QUESTIONS.items()

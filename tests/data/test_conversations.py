@@ -233,11 +233,11 @@ def test_a_token_that_ends_turns_does_not_begin_conversations(tmp_path, folder, 
     theirs.save_pretrained(tmp_path)
     transformers.GenerationConfig(eos_token_id=[2, 0]).save_pretrained(tmp_path)
     qwen = Renderer(load_tokenizer(str(tmp_path)), None)
-    assert document_start(qwen.tokenizer.description) == 0 == qwen.start
+    assert document_start(qwen.learned().description) == 0 == qwen.start
     assert qwen(conversation(0)).ids[0] == 0 and not capsys.readouterr().err
     ours = theirs.apply_chat_template(conversation(0)[:1], return_dict=True, add_generation_prompt=True)
     assert qwen.prompt(conversation(0)[:1]).tolist() == ours["input_ids"]  # as the template says, no more
-    run = Renderer(qwen.tokenizer, None)  # which learned what `qwen` made
+    run = Renderer(qwen.learned(), None)  # which learned what `qwen` made
     assert run.prompt(conversation(0)[:1]).tolist() == [0, *ours["input_ids"]]
 
 

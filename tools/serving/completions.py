@@ -26,22 +26,16 @@ class Answer:
     @classmethod
     async def begin(cls, served: Served, fields: CompletionBody | ChatBody) -> Self:
         """Encode the texts in a thread, for they may be long, and submit them. Raises ApiError."""
-        return cls(served, fields, *await asyncio.to_thread(read_request, fields, served))
+        return cls(served, fields, await asyncio.to_thread(read_request, fields, served))
 
-    def __init__(
-        self,
-        served: Served,
-        fields: CompletionBody | ChatBody,
-        requests: list[Request],
-        stops: list[str],
-    ):
+    def __init__(self, served: Served, fields: CompletionBody | ChatBody, requests: list[Request]):
         """Submit what `read_request` returns. Raises ApiError."""
         self.served, self.fields = served, fields
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.jobs = served.worker.submit(requests)
         self.texts = [
-            Continuation(served.tokenizer, request.prompt, stops, request.stop, fields.echo)
+            Continuation(served.tokenizer, request.prompt, fields.stop, request.stop, fields.echo)
             for request in requests
         ]
 

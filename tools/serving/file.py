@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
@@ -18,11 +17,10 @@ import numpy as np
 
 from common.command_line import spell
 from common.errors import UserError
-from data.conversations import render
+from data.conversations import Renderer, render
 from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
 from model import GPT, leaf_name
 from tools.inside.views import limits
-from tools.serving.chat import Chat
 from tools.serving.server import PAGE
 
 MAX_TOKENS = 1024  # new ones that the page may ask for
@@ -48,7 +46,7 @@ ADVICE = (
 )
 
 
-def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, chat: Chat, kept: str) -> tuple[str, GPT]:
+def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, kept: str) -> tuple[str, GPT]:
     """Return the file, and the model as it is there. Its matrices are `kept` in bfloat16 or int8.
 
     `known` has the name, version and example. Raises UserError for a tokenizer that the page cannot follow.
@@ -59,7 +57,10 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, chat: Chat, ke
     arrays |= {name: arrays[name][:vocab_size] for name in ("wte", "lm_head") if name in arrays}
     parts = {name: keep(name, x, kept) for name, x in arrays.items()}
     weights = b"".join(data for _, data, _ in parts.values())
-    template, lacks = conversations(chat, tokenizer.names)
+    try:
+        template, lacks = conversations(Renderer(tokenizer)), None
+    except UserError as error:
+        template, lacks = None, str(error)
     derived = {name: getattr(config, name) for name in ("kv_heads", "head_size", "hidden")}
     derived |= {"dtype": "float32"}  # in which the page computes
     shown = known | {
@@ -140,13 +141,11 @@ def source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def conversations(chat: Chat, names: Iterable[str]) -> tuple[dict[str, Any] | None, str | None]:
-    """Return what a chat template writes between messages, by their roles, or what a conversation lacks.
+def conversations(chat: Renderer) -> dict[str, Any]:
+    """Return what a chat template writes between messages, by their roles.
 
-    `names` are those of special tokens, which no message may spell together with the template.
+    Raises UserError for one with which a message may spell a special token, or that does more than to join.
     """
-    if chat.lacks:
-        return None, chat.lacks
     between, apart = {}, []  # apart: an answer begins with a token of its own
 
     def pieces(roles: list[str], mark: str) -> dict[str, str]:
@@ -168,11 +167,14 @@ def conversations(chat: Chat, names: Iterable[str]) -> tuple[dict[str, Any] | No
         again = [pieces([*SYSTEM_FIRST, *SYSTEM_FIRST[2:]], mark) for mark in (" \n", "</think>")]
         same = all(each.items() <= between.items() for each in again)
         separate = all(text for roles, text in between.items() if all(roles.split(">")))
-        if same and separate and not any(joins(text, name) for text in between.values() for name in names):
-            return {"between": between, "start": chat.start, "apart": all(apart)}, None
+        special = chat.tokenizer.names
+        if same and separate and not any(joins(text, name) for text in between.values() for name in special):
+            return {"between": between, "start": chat.learned_start, "apart": all(apart)}
     except Exception:
         pass  # of a template that refuses a system message, changes what is said, or asks for the date
-    return None, "the page cannot follow this model's chat template: serve the model with serve.py instead"
+    raise UserError(
+        "the page cannot follow this model's chat template: serve the model with serve.py instead"
+    )
 
 
 def joins(text: str, name: str) -> bool:

@@ -93,7 +93,7 @@ async def model(served: Here) -> dict:
             for name, x in arrays_by_name(served.model).items()
         ],
         "runs": [run.name for run in served.runs],
-        "chat": served.chat.lacks,
+        "chat": served.chat if isinstance(served.chat, str) else None,  # why there is none
         "lacks": [] if has_rollouts(served) else ["rollouts"],  # views
         "limits": limits(served.model.config, served.max_tokens),
     }

@@ -126,11 +126,11 @@ class ChatBody(Common):
         return self.top_logprobs if self.logprobs else None
 
 
-def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[list[Request], list[str]]:
-    """Return what the engine is asked, n times each prompt, and the texts that end one. Raises ApiError."""
+def read_request(fields: CompletionBody | ChatBody, served: Served) -> list[Request]:
+    """Return what the engine is asked, n times each prompt. Raises ApiError."""
     check_model(fields.model, served)
     wanted = check_options(fields, served)
-    stops, most = fields.stop, served.model.config.block_size
+    most = served.model.config.block_size
     ends = (*fields.stop_token_ids, *served.ends)
     check_ids(served, "stop_token_ids", fields.stop_token_ids)
     biases = {int(i): bias for i, bias in fields.logit_bias.items()}
@@ -138,7 +138,6 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
     if isinstance(fields, ChatBody):
         prompts = [read_messages(served, fields.messages)]
         param = "messages"
-        stops = stops + served.chat.stops
     else:
         prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
         param = "prompt"
@@ -158,7 +157,7 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
         )
         for row, prompt in enumerate(prompt for prompt in prompts for _ in range(fields.n))
     ]
-    return requests, stops
+    return requests
 
 
 def check_options(fields: CompletionBody | ChatBody, served: Served) -> int:
@@ -221,7 +220,12 @@ def read_messages(served: Served, messages: list[Message]) -> Int[np.ndarray, " 
     """Return the prompt's tokens. Raises ApiError."""
     plain = [message.plain() for message in messages]
     check_length(served, "messages", [message["content"] for message in plain])
-    return read_ids(served, "messages", served.chat.prompt(served.tokenizer, plain).tolist())
+    if isinstance(served.chat, str):
+        raise ApiError(served.chat, "messages")
+    try:
+        return read_ids(served, "messages", served.chat.prompt(plain).tolist())
+    except UserError as error:
+        raise ApiError(str(error), "messages") from None
 
 
 def check_length(served: Served, param: str, texts: list[str]) -> None:

@@ -17,8 +17,9 @@ from jaxtyping import Int
 
 from common.errors import UserError
 from config.options import RESUMING
+from data.conversations import Renderer
 from data.dataset import Dataset
-from data.tokenizer import Tokenizer, document_start, end_tokens, same_tokens
+from data.tokenizer import Tokenizer, end_tokens, same_tokens
 from generation.decode import limit_vocabulary
 from generation.engine import Engine
 from model import GPT
@@ -26,7 +27,6 @@ from parallel.mesh import check_fit
 from runs.checkpoint import Checkpoints, Manifest, latest_manifest
 from runs.load import is_run, load_pretrained, load_run, tokenizer_of
 from runs.metrics import parse_record
-from tools.serving.chat import Chat
 from tools.serving.server import ServeOptions
 from tools.serving.worker import Worker
 from training.compute import for_inference
@@ -109,7 +109,7 @@ class Served:
     name: str  # of the model, in the API
     tokenizer: Tokenizer
     ends: list[int]  # tokens that end what it writes
-    chat: Chat
+    chat: Renderer | str  # or why there are none
     worker: Worker
     runs: list[Run]  # the model's, if it comes from one, and others of its vocabulary
     api_key: str | None = field(repr=False)
@@ -158,10 +158,12 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
     def make_engine(model: GPT) -> Engine:
         return Engine(limit_vocabulary(model, tokenizer.vocab_size), options.slots)
 
-    # A run's conversations begin as its documents do; a pretrained model's template writes all there is.
-    chat = Chat(tokenizer.description, document_start(description) if of_a_run else None)
-    if chat.broken:
-        print(f"note: {chat.broken}: chats are refused", file=sys.stderr)
+    try:
+        chat = Renderer(tokenizer, pretrained=not of_a_run)
+    except UserError as error:
+        chat = str(error)
+        if tokenizer.description.get("uses", {}).get("chat_template"):
+            print(f"note: {chat}: chats are refused", file=sys.stderr)
     return Served(
         Path(options.out_dir if of_a_run else options.init_from).resolve().name,
         tokenizer,

@@ -8,13 +8,17 @@ import pytest
 
 import export
 from config.options import Options
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, from_json
 from data.writer import load_tokenizer
 from runs.checkpoint import Manifest
 from tests.helpers import save_run
 from tests.tools.serving.served_run import serving, train_run
 from training.state import create_state, model_config
 
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'].capitalize() }}: {{ m['content'] + '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
 SHAPE = replace(Options(), n_layer=1, n_head=2, n_embd=16, block_size=32, position="rope", device="cpu")
 
 
@@ -57,8 +61,11 @@ def at(request):
 
 @pytest.fixture(scope="session")
 def byte_run(tmp_path_factory, tokenizer_json):
-    """A run whose tokens are bytes, so that most characters are several."""
-    return save_random(tmp_path_factory.mktemp("runs") / "bytes", load_tokenizer(str(tokenizer_json)))
+    """A run whose tokens are bytes, so that most characters are several, with a chat template."""
+    tokenizer = load_tokenizer(str(tokenizer_json))
+    uses = tokenizer.description.get("uses", {}) | {"chat_template": TEMPLATE}
+    tokenizer = from_json(tokenizer.description | {"uses": uses})
+    return save_random(tmp_path_factory.mktemp("runs") / "bytes", tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -241,8 +241,14 @@ def test_a_streamed_chat(chat):
 # --- chat -------------------------------------------------------------------------------------------------
 
 
-def test_a_chat_continues_the_plain_template(chat, complete):
-    text = complete(prompt="System: be\n\nUser: the\n\nAssistant:", stop=["\nUser:"]).choices[0].text
+def test_a_model_without_a_chat_template_refuses_chats(server):
+    with pytest.raises(openai.BadRequestError, match="the tokenizer has no chat template: ") as caught:
+        served_run.client(server[0]).chat.completions.create(model="run", messages=HELLO["messages"])
+    assert caught.value.param == "messages"
+
+
+def test_a_chat_continues_what_the_template_makes(chat, complete):
+    text = complete(prompt="System: be\n\nUser: the\n\nAssistant:").choices[0].text
     assert chat().choices[0].message.content == text
     parts = [
         {"role": "developer", "content": "be"},

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -29,7 +30,6 @@ from runs.load import load_run
 from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
 from tools.inside.views import heads, lens
-from tools.serving.chat import Chat
 from tools.serving.file import conversations, html, in_javascript
 from tools.serving.insight import places
 from tools.serving.requests import Drawing
@@ -61,10 +61,10 @@ def random_model(config: GPTConfig) -> GPT:
     return jax.tree.map_with_path(draw, shapes)
 
 
-def written(folder: Path, model: GPT, kept: str = "bfloat16", tokenizer=TOKENIZER, chat=None) -> GPT:
+def written(folder: Path, model: GPT, kept: str = "bfloat16", tokenizer=TOKENIZER) -> GPT:
     """Write the file; return the model that is in it."""
     known = {"name": "</script><b>small", "version": "iter-1", "example": [1, 2]}
-    page, model = html(model, known, tokenizer, chat or Chat(tokenizer.description), kept)
+    page, model = html(model, known, tokenizer, kept)
     (folder / "model.html").write_text(page)
     return model
 
@@ -329,6 +329,17 @@ def test_a_regular_expression_that_javascript_reads_otherwise_is_refused(pattern
         in_javascript(with_words(pattern))
 
 
+def follows_template(template: str, *names: str) -> bool:
+    """Whether the page can follow a chat template beside special tokens of these names."""
+    renderer = Renderer(TOKENIZER, template)
+    renderer.tokenizer = SimpleNamespace(names=names)
+    try:
+        return bool(conversations(renderer))
+    except UserError as error:
+        assert "serve.py" in str(error)
+        return False
+
+
 def test_a_template_that_asks_for_the_date_is_not_followed():
     template = (
         "{{ strftime_now('%Y') }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -336,8 +347,7 @@ def test_a_template_that_asks_for_the_date_is_not_followed():
     asks = "{{ strftime_now('%Y') }}"
     unasked, wary = template.replace(asks, ""), f"{{% if strftime_now %}}{asks}{{% endif %}}"
     for text, follows in ((template, False), (template.replace(asks, wary), False), (unasked, True)):
-        lacks = conversations(Chat({"uses": {"chat_template": text, "special_tokens": {}}}), ())[1]
-        assert (lacks is None) == follows
+        assert follows_template(text) == follows
 
 
 @node
@@ -354,10 +364,9 @@ def test_a_conversation_has_the_servers_prompt(tmp_path, begins):
     save(train(iter(TEXTS), 300), tmp_path)
     template = (ROOT / "data/chat.jinja").read_text()
     own = template if begins else template.replace("{{- bos_token or '' -}}", "")
-    renderer = Renderer(Renderer(load_tokenizer(str(tmp_path)), own).tokenizer, None)
-    chat = Chat(renderer.tokenizer.description, renderer.start)
+    renderer = Renderer(Renderer(load_tokenizer(str(tmp_path)), own).learned())
     model = random_model(replace(GPT2, vocab_size=renderer.tokenizer.vocab_size, block_size=200))
-    written(tmp_path, model, tokenizer=renderer.tokenizer, chat=chat)
+    written(tmp_path, model, tokenizer=renderer.tokenizer)
     said = [
         {"role": role, "content": f" {role}, <|im_end|> "} for role in "system user assistant user".split()
     ]
@@ -371,10 +380,8 @@ def test_a_conversation_has_the_servers_prompt(tmp_path, begins):
 @pytest.mark.parametrize("change", [" | trim", " | upper", ".split('</think>')[-1]"])
 def test_a_template_that_does_more_than_to_join_is_not_followed(change):
     template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content']CHANGE }}{% endfor %}"
-    uses = {"chat_template": template.replace("CHANGE", change), "special_tokens": {}}
-    description = {"uses": uses}
-    assert "serve.py" in conversations(Chat(description), ())[1]
-    assert "no chat template" in conversations(Chat({}), ())[1]
+    assert follows_template(template.replace("CHANGE", ""))
+    assert not follows_template(template.replace("CHANGE", change))
 
 
 @pytest.mark.parametrize(
@@ -383,8 +390,7 @@ def test_a_template_that_does_more_than_to_join_is_not_followed(change):
 def test_a_template_that_may_complete_a_tokens_name_is_not_followed(own, followed):
     content = own.replace("{c}", "{{ m['content'] }}")
     template = "{% for m in messages %}" + content + "{% endfor %}"
-    found, lacks = conversations(Chat({"uses": {"chat_template": template}}), ["<|im_end|>", "\n"])
-    assert (found is not None) == followed and ("serve.py" in (lacks or "")) == (not followed)
+    assert follows_template(template, "<|im_end|>", "\n") == followed
 
 
 def test_a_tokenizer_of_another_kind_is_refused():

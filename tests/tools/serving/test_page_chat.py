@@ -18,7 +18,6 @@ from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
 from tests.tools.serving.on_page import button, chosen, expect
 from tests.tools.serving.served_run import ask, serving
-from tools.serving.chat import Chat
 from tools.serving.file import html
 
 SAID = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
@@ -32,7 +31,7 @@ def renderer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     save(train(iter(["the cat sat on a mat? be brief"] * 9), 270), folder)
     own = (ROOT / "data/chat.jinja").read_text().replace("{{- bos_token or '' -}}", "")
-    return Renderer(Renderer(load_tokenizer(str(folder)), own).tokenizer, None)
+    return Renderer(Renderer(load_tokenizer(str(folder)), own).learned())
 
 
 @pytest.fixture(scope="module")
@@ -201,9 +200,8 @@ def test_a_conversation(open_page, server, renderer):
 
 
 def test_a_conversation_in_a_file(open_page, renderer, run, tmp_path):
-    chat = Chat(renderer.tokenizer.description, renderer.start)
     known = {"name": "chats", "version": "iter-0", "example": []}
-    page, model = html(load_run(str(run))[0], known, renderer.tokenizer, chat, "bfloat16")
+    page, model = html(load_run(str(run))[0], known, renderer.tokenizer, "bfloat16")
     (tmp_path / "model.html").write_text(page)
     page = open_page("chat?temperature=0&max_tokens=6", at=(tmp_path / "model.html").as_uri(), empty=False)
     page.get_by_label("System prompt").fill(SAID[0]["content"])

@@ -1,14 +1,14 @@
-"""Chat templates: transformers renders the tokenizer's own, in a sandbox, and there is a plain one."""
+"""Chat templates: transformers renders the tokenizer's own, in a sandbox."""
 
 import json
 
 import pytest
 from transformers import AutoTokenizer
 
+from common.errors import UserError
+from data.conversations import Renderer
 from data.pretrained import read_tokenizer
 from data.tokenizer import CharTokenizer
-from tools.serving.chat import Chat
-from tools.serving.server import ApiError
 
 MESSAGES = [{"role": "system", "content": "be"}, {"role": "user", "content": "it's <hi> & bye"}]
 TEMPLATE = (
@@ -31,15 +31,18 @@ def folder(tmp_path, tokenizer_json):
     return write
 
 
-ASCII = CharTokenizer("\n" + "".join(map(chr, range(32, 127))))
+def renderer(uses) -> Renderer:
+    tokenizer = CharTokenizer("\n" + "".join(map(chr, range(32, 127))))
+    tokenizer.description = tokenizer.description | {"uses": uses}
+    return Renderer(tokenizer, pretrained=True)
 
 
-def prompt(ours: Chat, messages) -> str:
-    return ASCII.decode(ours.prompt(ASCII, messages))
+def prompt(ours: Renderer, messages) -> str:
+    return ours.tokenizer.decode(ours.prompt(messages))
 
 
 def chat(template):
-    return Chat({"uses": {"chat_template": template, "special_tokens": {"bos_token": "<s>"}}})
+    return renderer({"chat_template": template, "special_tokens": {"bos_token": "<s>"}})
 
 
 @pytest.mark.parametrize("where", ["config", "named", "file"])
@@ -47,15 +50,14 @@ def test_the_tokenizers_own_template_is_used(folder, where):
     tokens = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>", "lstrip": False}}
     templates = {"config": TEMPLATE, "named": [{"name": "default", "template": TEMPLATE}], "file": "another"}
     config = tokens | {"pad_token": None, "chat_template": templates[where]}
-    ours = Chat(read_tokenizer(folder(config, TEMPLATE if where == "file" else None)))
+    ours = renderer(read_tokenizer(folder(config, TEMPLATE if where == "file" else None))["uses"])
     expected = "<s><system>be</s><user>it's <hi> & bye</s><assistant>"
-    assert prompt(ours, MESSAGES) == expected and ours.stops == []
+    assert prompt(ours, MESSAGES) == expected
 
 
-def test_without_a_template_the_plain_one_is_used():
-    ours = Chat(CharTokenizer("ab").description)
-    answered = [*MESSAGES[:1], {"role": "assistant", "content": "ho"}]
-    assert prompt(ours, answered) == "System: be\n\nAssistant: ho\n\nAssistant:" and ours.stops == ["\nUser:"]
+def test_without_a_template_there_are_no_chats():
+    with pytest.raises(UserError, match="the tokenizer has no chat template: "):
+        Renderer(CharTokenizer("ab"))
 
 
 @pytest.mark.parametrize(
@@ -73,21 +75,18 @@ def test_a_template_sees_what_it_sees_in_transformers(folder, template):
     path = folder({"bos_token": "<s>", "eos_token": "</s>", "chat_template": template})
     theirs = AutoTokenizer.from_pretrained(path)
     expected = theirs.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-    assert prompt(Chat(read_tokenizer(path)), MESSAGES) == expected
+    assert prompt(renderer(read_tokenizer(path)["uses"]), MESSAGES) == expected
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ 1 | nofilter }}", "{{" + "(" * 5000])
 def test_a_template_that_is_no_jinja_turns_chats_off(template):
-    ours = chat(template)
-    assert "the model's chat template cannot be compiled (" in ours.broken
-    with pytest.raises(ApiError, match="cannot be compiled .*: ask for completions instead") as caught:
-        prompt(ours, MESSAGES)
-    assert caught.value.status_code == 400
+    with pytest.raises(UserError, match="the chat template cannot be compiled .*: mend it"):
+        chat(template)
 
 
 def test_a_template_that_takes_for_ever_does_not_keep_a_server_from_starting():
     loops = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
-    assert chat(loops).broken is None  # it is compiled and not rendered
+    chat(loops)  # it is compiled and not rendered
 
 
 @pytest.mark.parametrize(
@@ -100,9 +99,7 @@ def test_a_template_that_takes_for_ever_does_not_keep_a_server_from_starting():
         "{% for i in range(10 ** 9) %}{{ i }}{% endfor %}",
     ],
 )
-def test_a_template_that_refuses_or_reaches_out_is_an_error_object(template):
+def test_a_template_that_refuses_or_reaches_out_is_an_error_in_a_line(template):
     ours = chat(template)
-    assert ours.broken is None
-    with pytest.raises(ApiError, match="chat template") as caught:
+    with pytest.raises(UserError, match="the chat template refuses it"):
         prompt(ours, MESSAGES)
-    assert caught.value.status_code == 400
