@@ -15,19 +15,11 @@ from tools.serving.server import LOOPBACK, ServeOptions, Server
 
 
 def main(argv: list[str]) -> None:
-    folders = [word for word in argv if word.startswith("--out_dir=")]
-    if len(folders) > 2:
-        raise UserError(f"{folders[2]}: two runs can be compared, not {len(folders)}")
-    if len(folders) == 2:
-        others = [word for word in argv if word not in folders]
-        argv = [*others, folders[0], folders[1].replace("--out_dir", "--beside")]
     options = ServeOptions(**given(argv, ServeOptions))
     if options.follow and options.init_from != "resume":
         raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")
     if options.follow and options.checkpoint != "last":
         raise UserError(f"--checkpoint={options.checkpoint}: --follow=True serves the last one alone")
-    if options.beside and options.init_from != "resume":
-        raise UserError(f"--beside={options.beside}: it is compared with a run: give it as --out_dir")
     with listen(options) as listener:
         server = Server(options, listener)
         print(f"starting at {server.address}", flush=True)

@@ -70,7 +70,7 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, kept: str) -> 
             {"name": name, "shape": x.shape, "dtype": parts[name][0], "devices": ["browser"], "split": []}
             for name, x in arrays.items()
         ],
-        "runs": [],
+        "run": False,
         "chat": lacks,
         "lacks": ["run", "rollouts"],
         "limits": limits(config, MAX_TOKENS),

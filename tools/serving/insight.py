@@ -5,7 +5,6 @@ import base64
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from pydantic import Field
 
 from common.command_line import spell
 from common.errors import UserError
-from generation.decode import generate, limit_vocabulary
+from generation.decode import limit_vocabulary
 from generation.sampling import Settings, drawn_from
 from model import GPT
 from runs.checkpoint import arrays_by_name
@@ -27,7 +26,7 @@ from tools.inside.views import attention, heads, lens, limits, padded
 from tools.serving.requests import Body, Drawing, Ids, Message, read_ids, read_messages
 from tools.serving.rollouts import NAME as ROLLOUTS
 from tools.serving.rollouts import read_rollouts
-from tools.serving.served import Served
+from tools.serving.served import Run, Served
 from tools.serving.server import ApiError, disconnected
 from tools.serving.text import read_prompt, spelling
 
@@ -92,7 +91,7 @@ async def model(served: Here) -> dict:
             }
             for name, x in arrays_by_name(served.model).items()
         ],
-        "runs": [run.name for run in served.runs],
+        "run": served.run is not None,
         "chat": served.chat if isinstance(served.chat, str) else None,  # why there is none
         "lacks": [] if has_rollouts(served) else ["rollouts"],  # views
         "limits": limits(served.model.config, served.max_tokens),
@@ -100,28 +99,31 @@ async def model(served: Here) -> dict:
 
 
 def has_rollouts(served: Served) -> bool:
-    return bool(served.runs) and (Path(served.runs[0].out_dir) / ROLLOUTS).is_file()
+    return served.run is not None and (served.run.out_dir / ROLLOUTS).is_file()
 
 
 @inside.get("/checkpoints", dependencies=IN_TURN)
 def checkpoints(served: Here) -> dict:
-    return {"checkpoints": [found for run in served.runs for found in run.checkpoints()]}
+    return {"checkpoints": served.run.checkpoints() if served.run else []}
 
 
 @inside.get("/run")
-def run(served: Here, name: str | None = None, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0) -> dict:
-    """A run's new records, by default of the one that is served: see `Run.records`."""
-    for run in served.runs:
-        if name in (None, run.name):
-            return run.records(offset)
-    raise ApiError("no such run: the model that is served may not be a run's", status=404, code="no_run")
+def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0) -> dict:
+    """The run's new records: see `Run.records`."""
+    return the_run(served).records(offset)
+
+
+def the_run(served: Served) -> Run:
+    if served.run is None:
+        raise ApiError("the model that is served is not a run's", status=404, code="no_run")
+    return served.run
 
 
 @inside.get("/rollouts")
 def rollouts(served: Here) -> Response:
     """The answers that the run which is served learned from, and the texts of their tokens."""
     try:
-        groups = [group for run in served.runs[:1] for group in read_rollouts(Path(run.out_dir))]
+        groups = read_rollouts(served.run.out_dir) if served.run else []
     except UserError as error:
         raise ApiError(str(error), status=500, code="damaged") from None
     ids = [i for group in groups for answer in group["answers"] for i in answer["tokens"]]
@@ -131,10 +133,9 @@ def rollouts(served: Here) -> Response:
 @inside.get("/example")
 def example(served: Here) -> Response:
     """The beginning of the validation text of the run that is served."""
-    if not served.runs:
-        raise ApiError("the model that is served is not a run's", status=404, code="no_run")
+    run = the_run(served)
     try:
-        return answer(served, served.runs[0].example(min(EXAMPLE, served.model.config.block_size)))
+        return answer(served, run.example(min(EXAMPLE, served.model.config.block_size)))
     except UserError as error:
         print(f"no example: {error}", file=sys.stderr)  # its text names folders
         raise ApiError("the data set of the run is not here", status=404, code="no_data") from None
@@ -165,11 +166,6 @@ class CellBody(Text):
     head: int = Field(ge=0)
     reader: int = Field(ge=0)
     read: int = Field(ge=0)
-
-
-class WriteBody(Text, Drawing):
-    max_tokens: int = Field(16, ge=1)
-    seed: int = Field(ge=0, lt=2**32)
 
 
 def read_text(fields: Text, served: Served, most: int) -> Int[np.ndarray, " T"]:
@@ -270,31 +266,13 @@ def cell_of(served: Here, fields: CellBody) -> Response:
     return JSONResponse({name: rounded(x) for name, x in vectors.items()})
 
 
-@inside.post("/write", dependencies=IN_TURN)
-def write(served: Here, fields: WriteBody) -> Response:
-    """The text and its continuation by a checkpoint: the tokens that the API would give if it was served."""
-    ids = read_text(fields, served, limits(served.model.config)["tokens"])
-    if fields.max_tokens > (most := served.max_tokens):
-        raise ApiError(f"max_tokens is {fields.max_tokens}, expected {most} at most", "max_tokens")
-    with served.worker.on_devices():
-        drawn = generate(
-            limit_vocabulary(weights_of(served, fields.checkpoint), served.vocab_size),
-            ids[None],
-            key=jax.random.key(fields.seed),
-            max_new_tokens=fields.max_tokens,
-            settings=fields.settings,
-        )
-        new = np.concatenate(list(drawn), axis=1)[0]
-    ends = np.flatnonzero(np.isin(new, served.ends))[:1] + 1
-    return answer(served, np.concatenate([ids, new[: ends[0]] if len(ends) else new]))
-
-
 def weights_of(served: Served, name: str | None) -> GPT:
     """Return the served model, or that of a checkpoint. Raises ApiError."""
     if name is None or name == served.worker.version:
         return served.model
     try:
-        return served.load(name)
+        if served.run:
+            return served.run.load(name)
     except (KeyError, UserError) as error:
         print(f"checkpoint {spell(name)}: {error}", file=sys.stderr)  # its text names folders
     message = f"there is no checkpoint {spell(name)}, or it is damaged: the server's log says more"

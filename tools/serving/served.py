@@ -39,16 +39,13 @@ START = "start"  # names the weights that a fine-tuned run started from
 class Run:
     """The run in a folder. One thread at a time may call `checkpoints` and `load`."""
 
-    def __init__(self, out_dir: str, dtype: str = "auto", beside: bool = False):
-        """`beside` another one that is served: the names of its checkpoints begin with the run's."""
-        self.out_dir, self.dtype = out_dir, dtype
-        self.name = Path(out_dir).resolve().name + (" (beside)" if beside else "")
-        self.prefix = f"{self.name}/" if beside else ""
+    def __init__(self, out_dir: str, dtype: str = "auto"):
+        self.out_dir, self.dtype = Path(out_dir), dtype
         self.load = lru_cache(KEPT)(self._load)
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Describe every checkpoint, the oldest first, and before them START."""
-        checkpoints = Checkpoints(self.out_dir)
+        checkpoints = Checkpoints(str(self.out_dir))
         found: list[dict[str, Any]] = []
         for iteration in checkpoints.iterations():
             try:
@@ -61,11 +58,11 @@ class Run:
                 if self.start:
                     found.append({"name": START, "iteration": None, "val_loss": None})
             found.append({"name": f"iter-{iteration}", "iteration": iteration, "val_loss": loss})
-        return [x | {"name": self.prefix + x["name"], "run": self.name} for x in found]
+        return found
 
     def example(self, most: int) -> Int[np.ndarray, " T"]:
         """Return the first tokens of its validation text. Raises UserError."""
-        manifest = latest_manifest(self.out_dir)
+        manifest = latest_manifest(str(self.out_dir))
         tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
         return tokens.read([0], min(most, len(tokens)))[0].astype(np.int32)
 
@@ -74,7 +71,7 @@ class Run:
         found = {checkpoint["name"]: checkpoint["iteration"] for checkpoint in self.checkpoints()}
         iteration = found[name]
         if iteration is not None:
-            model, *_ = load_run(self.out_dir, iteration)
+            model, *_ = load_run(str(self.out_dir), iteration)
         elif is_run(start := str(self.start)):  # which checkpoints() has found
             model, *_ = load_run(start)
         else:
@@ -83,7 +80,7 @@ class Run:
 
     def records(self, offset: int) -> dict[str, Any]:
         """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
-        begin, data, path = 0, b"", Path(self.out_dir) / "metrics.jsonl"
+        begin, data, path = 0, b"", self.out_dir / "metrics.jsonl"
         if path.is_file():  # not a pipe, whose reader would wait
             with suppress(OSError), path.open("rb") as opened:
                 begin = offset if offset <= os.fstat(opened.fileno()).st_size else 0
@@ -111,7 +108,7 @@ class Served:
     ends: list[int]  # tokens that end what it writes
     chat: Renderer | str  # or why there are none
     worker: Worker
-    runs: list[Run]  # the model's, if it comes from one, and others of its vocabulary
+    run: Run | None  # that the model comes from
     api_key: str | None = field(repr=False)
     max_tokens: int  # new ones of a request
     views: int = 0  # of the page that are computed or wait
@@ -120,13 +117,6 @@ class Served:
     @property
     def model(self) -> GPT:
         return self.worker.model
-
-    def load(self, name: str) -> GPT:
-        """Load a checkpoint. Raises KeyError for a name that no run has, and UserError."""
-        for run in reversed(self.runs):  # the first has an empty prefix
-            if name.startswith(run.prefix):
-                return run.load(name)
-        raise KeyError(name)
 
     @property
     def vocab_size(self) -> int:
@@ -151,9 +141,6 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
     if mesh.shape["data"] * mesh.shape["stage"] > 1:
         raise UserError(f"mesh={options.mesh}: a server splits the weights alone: use tensor or fsdp")
     check_fit(mesh, model.config, B=mesh.size)
-    if options.beside and not same_tokens(latest_manifest(options.beside).tokenizer, description):
-        raise UserError(f"--beside={options.beside}: has another vocabulary than --out_dir={options.out_dir}")
-    others = [Run(options.beside, options.dtype, beside=True)] if options.beside else []
 
     def make_engine(model: GPT) -> Engine:
         return Engine(limit_vocabulary(model, tokenizer.vocab_size), options.slots)
@@ -170,7 +157,7 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
         end_tokens(description),
         chat,
         Worker(model, version, make_engine, partial(jax.set_mesh, mesh), options.max_waiting),
-        [Run(options.out_dir, options.dtype), *others] if of_a_run else [],
+        Run(options.out_dir, options.dtype) if of_a_run else None,
         options.api_key,
         options.max_tokens,
     )

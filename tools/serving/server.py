@@ -46,7 +46,6 @@ class ServeOptions(ModelOptions):
     program: ClassVar[str] = "serve.py"
     purpose: ClassVar[str] = "Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."
 
-    beside: Name = ""  # folder of another run to compare, of the same vocabulary; or give --out_dir twice
     follow: bool = False  # serve each new checkpoint of a run that is still training
     host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
     port: Port = 8000  # port to listen at; 0: any that is free

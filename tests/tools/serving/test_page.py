@@ -3,13 +3,10 @@
 import json
 import re
 import shutil
-from xml.etree import ElementTree
 
 import pytest
 
-from tests.helpers import slowly
 from tests.tools.serving.on_page import (
-    READY,
     VIEWS,
     both,
     both_at_last,
@@ -23,18 +20,7 @@ from tests.tools.serving.on_page import (
     write,
     written,
 )
-from tests.tools.serving.served_run import ITERATIONS, TEXT, serving, starting, train_run
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture(scope="module")
-def two_runs(run, tmp_path_factory):
-    """The address of a server of two runs; the other has one layer."""
-    other = train_run(tmp_path_factory.mktemp("beside"), n_layer=1)
-    with serving(out_dir=str(run), beside=str(other)) as (at, _):
-        yield f"{at}/"
-
+from tests.tools.serving.served_run import ITERATIONS, TEXT, serving, starting
 
 # --- writing ------------------------------------------------------------------------------------------------
 
@@ -398,29 +384,6 @@ def test_the_slider_replays_the_training(open_page):
     button(page, "Replay").wait_for()
 
 
-@pytest.mark.parametrize("other", ["run (beside)/iter-20", *slowly("iter-5")])
-def test_two_checkpoints_and_two_runs_write_from_one_seed(open_page, two_runs, other):
-    page = open_page("loss", at=two_runs)
-    show(page, "the quick brown fox jumps")
-    page.get_by_label("Compared with").select_option(other)
-    expect(page.locator("#loss circle")).to_have_count(16, timeout=60_000)  # both runs
-    page.wait_for_selector("#loss .figures dd:has-text('/')")
-    expect(page.locator("div.text > .token:is([data-side=good], [data-side=bad])")).to_have_count(24)
-    button(page, "Write with both").click()
-    page.wait_for_selector("#loss [role=status]:has-text('they part at token')")
-    texts = page.locator("#loss .two .text")
-    assert texts.count() == 2 and page.locator("#loss .two .chosen").count() == 2
-    first, second = ([x.inner_text() for x in texts.nth(i).locator(".token").all()] for i in range(2))
-    assert len(first) == len(second) == 100
-    parted = int(re.search(r"at token (\d+)", page.locator("#pair-note").inner_text())[1]) - 1
-    assert first[:parted] == second[:parted] and first[parted] != second[parted]
-    titles = page.locator("#pair-texts h4").all_inner_texts()
-    assert titles == ["iteration 20", other.replace("/", ": ").replace("iter-", "iteration ")]
-    assert all(
-        re.fullmatch(r"[\d.<]+%", x.get_attribute("title")) for x in texts.nth(1).locator(".token").all()
-    )
-
-
 # --- three people's tasks, in under five clicks each --------------------------------------------------------
 
 
@@ -462,17 +425,6 @@ def test_to_see_when_it_learned_this_token_takes_two_clicks(open_page):
     costs = page.locator("#loss circle.c3").evaluate_all("all => all.map((x) => x.cy.baseVal.value)")
     assert costs[0] < costs[-1]  # lower in the picture: it costs less
     assert hand.clicks == 2
-
-
-def test_to_see_which_of_two_runs_is_better_here_takes_three_clicks(open_page, two_runs):
-    page = open_page(at=two_runs, empty=False)
-    hand = Hand(page)
-    hand.click("#tab-loss")
-    hand.choose("Compared with", "run (beside)/iter-20")
-    page.wait_for_selector("#loss .figures dd:has-text('/')")  # both of their losses, and where they differ
-    tinted = page.locator("div.text > .token:is([data-side=good], [data-side=bad])")
-    expect(tinted).to_have_count(31)
-    assert hand.clicks == 3
 
 
 # --- the run ------------------------------------------------------------------------------------------------
@@ -545,7 +497,7 @@ def test_a_chart_tells_all_curves_zooms_smooths_and_has_a_logarithmic_axis(open_
 
 
 def test_a_model_without_a_run_says_so_and_has_no_slider(open_page, server, monkeypatch):
-    monkeypatch.setattr(server[1], "runs", [])
+    monkeypatch.setattr(server[1], "run", None)
     page = open_page("run", empty=False, expected=["404 (Not Found)"])
     page.wait_for_selector("#run .message:has-text('not loaded from a run')")
     assert page.locator("#run .parameters tbody tr").count() == 12
@@ -750,28 +702,6 @@ def test_what_is_saved_are_the_settings_that_the_text_was_written_with(open_page
     assert (saved["temperature"], saved["seed"]) == (0.5, 7)
 
 
-def test_two_tabs_that_change_one_text_keep_both(open_page):
-    page = open_page()
-    show(page, "the quick")
-    other = open_page(context=page.context)
-    button(other, "History").click()
-    other.locator(".kept button", has_text="the quick").click()
-    page.reload()  # both have it open, and neither has changed it
-    page.locator(".token").nth(3).click()
-    button(page, "History").click()
-    expect(page.locator(".kept li")).to_have_count(1)
-    page.keyboard.press("Escape")
-    button(other, "Edit").click()
-    write(other, "the quick fox", tokens=5)
-    longer = text_of(other)
-    other.close()
-    show(page, "the quick dog")
-    button(page, "History").click()
-    expect(page.locator(".kept button.plain")).to_have_text(["the quick dog", longer])
-    page.reload()
-    expect(page.locator("div.text")).to_have_text("the quick dog▸")
-
-
 def test_a_full_storage_costs_no_other_text(open_page):
     page = open_page()
     show(page, "the quick")
@@ -782,32 +712,6 @@ def test_a_full_storage_costs_no_other_text(open_page):
     page.wait_for_selector(".message:has-text('storage is full')")
     button(page, "History").click()
     expect(page.locator(".kept button", has_text="the quick")).to_have_count(1)
-
-
-@pytest.mark.parametrize(
-    ("view", "marks"),
-    [
-        ("write", {"rect": 40, "text": 60}),
-        ("attention", {"image": 2 * 2 + 1}),
-        ("lens", {"text": 3 * 9}),
-        ("loss", {"path": 2, "circle": 2}),
-        ("run", {"svg": 5, "path": 7}),
-    ],
-)
-def test_a_view_is_saved_as_a_picture_of_its_own(open_page, view, marks):
-    page = open_page(view, empty=view != "run")
-    if view != "run":
-        show(page, "the quick")
-    page.wait_for_selector(READY[view])
-    with page.expect_download() as download:
-        button(page, "Picture").click()
-    picture = ElementTree.parse(download.value.path()).getroot()
-    assert (picture.tag, download.value.suggested_filename) == (f"{SVG}svg", f"{view}.svg")
-    for mark, least in marks.items():
-        assert len(list(picture.iter(SVG + mark))) >= least, mark
-    words = " ".join(text.text for text in picture.iter(f"{SVG}text"))
-    assert view == "run" or "t h e q u i c k" in words
-    assert not re.search("var\\(|oklab|https?://(?!www.w3.org)", download.value.path().read_text())
 
 
 # --- the server ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from data.writer import load_tokenizer
 from tests.pretrained import END, START, TURN, save_llama, save_tokenizer
 from tests.tools.serving.conftest import save_random
-from tests.tools.serving.served_run import ask, client, serving
+from tests.tools.serving.served_run import client, serving
 
 TEXT = "the other"
 
@@ -73,19 +73,6 @@ def test_a_chat_is_the_templates_text_and_nothing_is_put_before_it(url, folder, 
     assert done.usage.prompt_tokens == len(ids)
     text = AutoTokenizer.from_pretrained(folder).decode(generated(theirs, ids, 6), skip_special_tokens=True)
     assert done.choices[0].message.content == text
-
-
-def test_writing_on_the_page_ends_at_each_end_token(url, theirs):
-    expected = []
-    for seed in range(40):  # until one of the texts has ended
-        fields = dict(text=TEXT, seed=seed, temperature=2.0, max_tokens=200)
-        _, answer = ask(f"{url}/inside/write", fields)
-        ids = [token["id"] for token in answer["tokens"]]
-        assert ids[0] == START
-        expected += [i for i in ids[:-1] if i in (END, TURN)]
-        if ids[-1] in (END, TURN):
-            break
-    assert ids[-1] in (END, TURN) and expected == []
 
 
 def test_a_template_that_cannot_be_used_turns_chats_off_alone(tmp_path, capsys):

@@ -576,7 +576,7 @@ def test_a_checkpoint_without_files_is_waited_for_in_silence(run, followed, tmp_
 
 def test_a_checkpoint_that_is_still_being_copied_is_followed_once_it_is_whole(run, followed):
     served, put, _, loaded = followed
-    place = Path(served.runs[0].out_dir) / "checkpoints" / "10"
+    place = Path(served.run.out_dir) / "checkpoints" / "10"
     put(10, run / "checkpoints" / "10")
     wait_until(lambda: served.worker.version == "iter-10")
     shutil.copytree(run / "checkpoints" / "15" / "manifest", place.with_name("15") / "manifest")

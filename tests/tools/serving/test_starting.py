@@ -6,7 +6,6 @@ import signal
 import httpx
 import pytest
 
-import serve
 from tests.helpers import error_line, refusal, run_python, wait_until
 from tests.tools.serving.served_run import Server
 from tools.serving.served import load_served
@@ -66,9 +65,3 @@ def test_a_start_that_fails_is_one_line(char_run, tmp_path):
         if file.is_file():
             file.write_bytes(b"")
     assert "damaged" in refusal(load_served, ServeOptions(out_dir=str(broken), device="cpu"))
-
-
-def test_the_second_of_two_folders_is_compared_with_the_first():
-    folders = ["--out_dir=a", "--out_dir=b"]
-    assert refusal(serve.main, [*folders, "--out_dir=c"]) == "--out_dir=c: two runs can be compared, not 3"
-    assert refusal(serve.main, [*folders, "--init_from=gpt2"]).startswith("--beside=b: it is compared with ")

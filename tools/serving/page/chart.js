@@ -5,8 +5,8 @@ import { button, el, mean, svg } from "./dom.js";
 import { derived, effect, state } from "./reactive.js";
 
 /** @typedef {[number, number]} Point x and y */
-/** @typedef {{name: string, kind: "line" | "dots", points: Point[], colour: number, run?: number}} Series
- * points are in the order of x; run: 0, or 1 for the one that is compared, whose curves are dashed */
+/** @typedef {{name: string, kind: "line" | "dots", points: Point[], colour: number, hollow?: boolean}} Series
+ * points are in the order of x; hollow: its dots are rings */
 
 const MARGIN = { left: 52, right: 20, top: 10, bottom: 26 };
 const LEAST = 8; // pixels of a drag that zooms
@@ -47,8 +47,8 @@ export function chart(into, look) {
   effect(() => picture.replaceChildren(...(plot.value?.marks ?? []), cross));
   effect(() => { // the values of all curves at the pointer, or their last
     const found = series.value.map((one) => ({ ...one, point: closest(one.points, at.value ?? Infinity) }));
-    told.replaceChildren(...found.map(({ name, colour, run, point: [x, y] }) => el("span",
-      { class: `value c${colour} ${run ? "second" : ""}` }, el("i"),
+    told.replaceChildren(...found.map(({ name, colour, hollow, point: [x, y] }) => el("span",
+      { class: `value c${colour} ${hollow ? "hollow" : ""}` }, el("i"),
       `${name} ${format(y)}${at.value === null ? "" : ` at ${x.toLocaleString("en")}`}`)));
     cross.setAttribute("visibility", plot.value && at.value !== null ? "visible" : "hidden");
     if (!plot.value) return;
@@ -75,8 +75,8 @@ function plotted(series, range, look) {
   const x = (value) => MARGIN.left + ((value - x0) / (x1 - x0 || 1)) * inner;
   const y = (value) => height - MARGIN.bottom - share(value) * (height - MARGIN.top - MARGIN.bottom);
   const path = (points) => `M${points.map(([a, b]) => `${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("L")}`;
-  const curve = (/** @type {Series} */ { kind, points, colour, run }) => {
-    const smooth = kind === "line" && smoothing > 0, look = `c${colour} ${run ? "second" : ""}`;
+  const curve = (/** @type {Series} */ { kind, points, colour, hollow }) => {
+    const smooth = kind === "line" && smoothing > 0, look = `c${colour} ${hollow ? "hollow" : ""}`;
     const line = (raw, points) => svg("path", { class: `series ${kind} ${look} ${raw}`, d: path(points) });
     const dots = kind === "dots" ? points : [];
     return [line(smooth ? "raw" : "", points), smooth && line("", smoothed(points, smoothing)),

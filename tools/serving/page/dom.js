@@ -1,6 +1,6 @@
 // Elements, and how tokens and numbers are written. Text reaches the page as text nodes alone, never as HTML.
 
-export const SVG = "http://www.w3.org/2000/svg";
+const SVG = "http://www.w3.org/2000/svg";
 
 /** @returns {any} */
 export const byId = (id) => document.getElementById(id);

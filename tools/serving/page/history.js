@@ -17,7 +17,6 @@ const SOON = 150; // milliseconds until a change is kept: browsers allow few cha
 let id = String(Math.random()), timer = 0, seen = ""; // seen: what this tab last kept or opened
 const field = byId("name");
 
-const stored = (name) => JSON.parse(localStorage.getItem(PREFIX + name) ?? "null");
 const content = ({ saved, at, ...kept }) => JSON.stringify(kept);
 const soon = () => { timer ||= setTimeout(keep, SOON); };
 effect(() => {
@@ -38,7 +37,6 @@ function keep() {
   const kept = { model: model.peek().name, name: field.value, saved: Date.now(), at: at.peek(), text: text.peek(),
     past: past.peek(), future: future.peek(), typed };
   if (content(kept) === seen) return;
-  if (stored(id) && content(stored(id)) !== seen) id = String(Math.random()); // another tab changed it: keep both
   sessionStorage.setItem(MINE, id);
   for (;;) {
     try {
@@ -53,7 +51,7 @@ function keep() {
 
 /** The text that this tab had before a reload. @returns {Kept | null} */
 export function mine() {
-  const kept = stored(sessionStorage.getItem(MINE));
+  const kept = JSON.parse(localStorage.getItem(PREFIX + sessionStorage.getItem(MINE)) ?? "null");
   return kept?.model === model.peek().name ? kept : null;
 }
 

@@ -1,29 +1,22 @@
 // The view Loss: how many bits each token of the text costs the model, how that came about over the checkpoints of
-// the run, and where two checkpoints, or two runs, differ.
+// the run, and where two checkpoints differ.
 
-import { get, post } from "./api.js";
+import { get } from "./api.js";
 import { chart } from "./chart.js";
-import { bits, byId, clicks, code, el, figures, mean, plays } from "./dom.js";
+import { bits, byId, el, figures, mean, plays } from "./dom.js";
 import { asked, placesOf, question } from "./looked.js";
 import { derived, effect, state } from "./reactive.js";
-import { at, checkpoint, ids, model, other, settings, text, view } from "./store.js";
+import { at, checkpoint, ids, model, other, text, view } from "./store.js";
 import { gained, surprise } from "./tokens.js";
-import { say } from "./writing.js";
 
 const PAUSE = 500; // milliseconds that a replay rests at each checkpoint
 
-/** @typedef {{name: string, iteration: number | null, run: string, val_loss: number | null}} Checkpoint */
+/** @typedef {{name: string, iteration: number | null, val_loss: number | null}} Checkpoint */
 
 const checkpoints = state(/** @type {Checkpoint[]} */ ([]));
 
 /** The checkpoint of the slider. */
 const current = derived(() => checkpoint.value ?? model.value?.version);
-
-/** Those of the run that the slider is in. */
-const ofRun = derived(() => {
-  const mine = checkpoints.value.find(({ name }) => name === current.value);
-  return checkpoints.value.filter(({ run }) => run === mine?.run);
-});
 
 /** Bits of each token but the first, by checkpoint. Those that are shown are asked first. */
 const losses = asked(() => {
@@ -49,30 +42,22 @@ const both = derived(() => [current, other].map(({ value }) => losses.value?.cos
 
 const showCurves = chart(byId("loss-chart"), { format: (y) => y.toFixed(2),
   title: "Bits per token of this text, and bits of the chosen token, by iteration" });
-byId("slider").addEventListener("input", () => { checkpoint.value = ofRun.peek()[byId("slider").value].name; });
+byId("slider").addEventListener("input", () => { checkpoint.value = checkpoints.peek()[byId("slider").value].name; });
 byId("other").addEventListener("change", () => { other.value = byId("other").value || null; });
 plays(byId("replay"), replay, PAUSE);
-clicks(byId("both"), writeBoth);
 
-effect(() => {
-  void [current.value, text.value];
-  byId("pair").hidden = !other.value;
-  byId("pair-texts").replaceChildren();
-  byId("pair-note").replaceChildren();
-});
 effect(() => {
   if (view.value === "loss" && model.value) find(); // again when there is a newer one
 });
 effect(() => {
-  const found = ofRun.value, all = checkpoints.value;
+  const found = checkpoints.value;
   byId("slider").max = found.length - 1;
   byId("slider").value = found.findIndex(({ name }) => name === current.value);
   byId("named").textContent = title(current.value);
-  for (const id of ["slide", "replay", "replayed"]) byId(id).hidden = found.length < 2;
-  byId("compare").hidden = all.length < 2;
-  byId("loss-chart").hidden = !all.length;
+  for (const id of ["slide", "replay", "replayed", "compare"]) byId(id).hidden = found.length < 2;
+  byId("loss-chart").hidden = !found.length;
   byId("other").replaceChildren(el("option", { value: "" }, "nothing"),
-    ...all.map(({ name }) => el("option", { value: name }, title(name))));
+    ...found.map(({ name }) => el("option", { value: name }, title(name))));
   byId("other").value = other.value ?? "";
 });
 effect(() => {
@@ -83,13 +68,10 @@ effect(draw);
 function draw() {
   const { tokens } = text.value, [mine, others] = both.value, known = losses.value?.costs ?? {};
   const chosen = at.value - tokens.length + (mine?.length ?? 0), one = mine?.[chosen] !== undefined;
-  const runs = [...new Set(checkpoints.value.map(({ run }) => run))];
-  const series = (name, colour, value) => runs.map((run, i) => ({
-    name: runs.length > 1 ? `${run}: ${name}` : name, kind: "dots", colour, run: i,
-    points: checkpoints.value.filter((found) => found.run === run && known[found.name])
-      .map((found) => [found.iteration ?? 0, value(known[found.name])]),
-  }));
-  showCurves([...series("text", 1, mean), ...(one ? series("chosen token", 3, (all) => all[chosen]) : [])]);
+  const series = (name, colour, value) => ({ name, kind: "dots", colour,
+    points: checkpoints.value.filter((found) => known[found.name])
+      .map((found) => [found.iteration ?? 0, value(known[found.name])]) });
+  showCurves([series("text", 1, mean), ...(one ? [series("chosen token", 3, (all) => all[chosen])] : [])]);
   byId("sides").hidden = !others;
   const each = (figure) => [mine, others].filter(Boolean).map(figure).join(" / ");
   const bytes = new TextEncoder().encode(tokens.slice(-mine?.length).map(({ text }) => text).join("")).length;
@@ -112,37 +94,6 @@ export function tints() {
   });
 }
 
-/** Have both write, from one beginning with one seed: where they part, and how sure each was. */
-async function writeBoth() {
-  const prompt = text.peek().tokens.slice(0, at.peek()).map(({ id }) => id), names = [current.peek(), other.peek()];
-  say(prompt.length ? "writing …" : "Choose a token after the first.");
-  if (!prompt.length) return;
-  const [a, b] = [await written(prompt, names[0]), await written(prompt, names[1])];
-  const parted = a.findIndex((token, i) => token.id !== b[i]?.id);
-  byId("pair-note").replaceChildren(...(parted < 0 ? ["they write the same"]
-    : [`they part at token ${parted + 1}, `, code(a[parted].text), " and ", code(b[parted]?.text)]));
-  byId("pair-texts").replaceChildren(drawText(names[0], a, parted), drawText(names[1], b, parted));
-  say("");
-}
-
-/** What a checkpoint writes, with the probability that it gave each token.
- * @param {number[]} prompt @param {string} checkpoint */
-async function written(prompt, checkpoint) {
-  const { seed, max_tokens, ...drawing } = settings.peek();
-  const asked = { text: prompt, checkpoint, seed: seed ?? 1, max_tokens, ...drawing };
-  const { tokens } = await post("inside/write", asked), text = tokens.map(({ id }) => id);
-  const { places } = await post("inside/places", { text, prompt: prompt.length, checkpoint, ...drawing });
-  return tokens.map((token, i) => ({ ...token, p: places[i]?.before })).slice(prompt.length);
-}
-
-function drawText(name, tokens, parted) {
-  return el("div", {}, el("h4", {}, title(name)), el("p", { class: "text small", dir: "auto" },
-    ...tokens.map(({ text, p }, i) => {
-      const { strength, said } = surprise(p), kind = i === parted ? "token chosen" : "token";
-      return el("span", { class: kind, title: said, style: { "--strength": strength } }, text || "◌");
-    })), el("p", { class: "faint" }, `${mean(tokens.map(({ p }) => bits(p))).toFixed(2)} bits per token of its own`));
-}
-
 async function find() {
   const found = (await get("inside/checkpoints")).checkpoints;
   if (JSON.stringify(found) !== JSON.stringify(checkpoints.peek())) checkpoints.value = found;
@@ -150,14 +101,14 @@ async function find() {
   [checkpoint.value, other.value] = [there(checkpoint.peek()), there(other.peek())];
 }
 
-/** Move the slider to the next checkpoint of its run, from the last to the first. Return whether there are more. */
+/** Move the slider to the next checkpoint, from the last to the first. Return whether there are more. */
 function replay() {
-  const found = ofRun.peek(), next = (found.findIndex(({ name }) => name === current.peek()) + 1) % found.length;
+  const found = checkpoints.peek(), next = (found.findIndex(({ name }) => name === current.peek()) + 1) % found.length;
   if (view.peek() !== "loss") return false;
   checkpoint.value = found[next].name;
   return next < found.length - 1;
 }
 
 function title(name = "") {
-  return name.replace(/start$/, "what it started from").replace("iter-", "iteration ").replace("/", ": ");
+  return name.replace("start", "what it started from").replace("iter-", "iteration ");
 }

@@ -32,7 +32,7 @@ effect(() => {
   if (!asked.value.has(question.peek())) question.value = asked.value.keys().next().value ?? "";
   const tasks = Map.groupBy([...asked.value.values()].flat(), ({ task }) => task);
   showRewards([...tasks].map(([name, groups], i) => ({ name, kind: "dots", colour: (i % COLOURS) + 1,
-    run: Math.floor(i / COLOURS), points: [...Map.groupBy(groups, ({ iter }) => iter)]
+    hollow: i >= COLOURS, points: [...Map.groupBy(groups, ({ iter }) => iter)]
       .map(([iter, groups]) => [iter, mean(groups.map(meanReward))]).sort(([a], [b]) => a - b) })));
 });
 effect(() => {

@@ -16,8 +16,7 @@ const LOSS = { field: "loss", title: "Loss, in nats per token, by iteration", be
 const REWARD = { field: "reward", title: "Mean reward, by iteration", best: "best held-out reward", sign: -1,
   curves: [["reward", "batch", "line", 3], ["val/reward", "held out", "dots", 1]] };
 
-/** @type {{name: string, records: any[], offset: number}[]} */
-let runs;
+let records = /** @type {any[]} */ ([]), offset = 0;
 let asking = false;
 
 const together = { at: state(null), range: state(null) };
@@ -37,10 +36,9 @@ setInterval(poll, EVERY);
 
 async function poll() {
   if (asking || view.peek() !== "run" || !model.peek()) return;
-  runs ??= model.peek().runs.map((name) => ({ name, records: [], offset: 0 }));
   asking = true;
   try {
-    if ((await Promise.all(runs.map(more))).some(Boolean)) draw();
+    if (model.peek().run && await more()) draw();
     byId("run-note").textContent = tells();
   } catch (error) {
     byId("run-note").textContent = error.message;
@@ -48,39 +46,35 @@ async function poll() {
   asking = false;
 }
 
-/** Ask for a run's new records. Return how many there are. */
-async function more(run) {
-  const query = `offset=${run.offset}&name=${encodeURIComponent(run.name)}`;
-  const { records, offset, fresh } = await get(`inside/run?${query}`);
-  run.records = [...(fresh ? [] : run.records), ...records];
-  run.offset = offset;
-  return records.length;
+/** Ask for the run's new records. Return how many there are. */
+async function more() {
+  const told = await get(`inside/run?offset=${offset}`);
+  records = [...(told.fresh ? [] : records), ...told.records];
+  offset = told.offset;
+  return told.records.length;
 }
 
 /** How the run is, as far as one can see. */
 function tells() {
-  if (!runs.length) return "This model was not loaded from a run, so there are no curves. "
+  if (!model.peek().run) return "This model was not loaded from a run, so there are no curves. "
     + "Start serve.py with --out_dir=<folder of a run>.";
-  if (!runs[0].records.length) return "No step is logged yet: the curves appear with the first.";
+  if (!records.length) return "No step is logged yet: the curves appear with the first.";
   return "These are the records so far; new ones appear by themselves.";
 }
 
 function draw() {
-  const { records } = runs[0];
   byId("charts").hidden = !records.length;
-  const points = (records, name) =>
-    records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
-  const curve = (field, name, kind, colour) => runs.map((run, i) => ({ kind, colour, run: i,
-    points: points(run.records, field), name: runs.length > 1 ? `${run.name}: ${name}` : name }));
+  const points = (name) => records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
+  const curve = (field, name, kind, colour) => ({ name, kind, colour, points: points(field) });
   const { field, title, best, sign, curves } = records.some((record) => "val/reward" in record) ? REWARD : LOSS;
   showScore ??= chart(byId("run-chart"), { title, tools: true, ...together });
-  showScore(curves.flatMap((each) => curve(...each)));
-  for (const { show, name } of small) show(curve(name, "", "line", 1));
+  showScore(curves.map((each) => curve(...each)));
+  for (const { show, name } of small) show([curve(name, "", "line", 1)]);
   const last = records.findLast((record) => "loss" in record) ?? {};
-  const found = points(records, `val/${field}`).sort((a, b) => sign * (a[1] - b[1]))[0];
+  const found = points(`val/${field}`).sort((a, b) => sign * (a[1] - b[1]))[0];
   const whole = (x) => x && Math.round(x).toLocaleString("en");
   byId("run-figures").replaceChildren(...figures([
-    ["iteration", whole(records[records.length - 1]?.iter)],
+    ["iteration", whole(records.at(-1)?.iter)],
     [`${field} of the batch`, last[field]?.toFixed(3)],
     [best, found && `${found[1].toFixed(3)} at ${whole(found[0])}`],
     ["tokens per second", whole(last.tokens_per_second)],

@@ -2,14 +2,13 @@
 
 import { post } from "./api.js";
 import * as attention from "./attention.js";
-import { byId, clicks } from "./dom.js";
+import { byId, clicks, el } from "./dom.js";
 import { begin } from "./history.js";
 import { likelihoods } from "./looked.js";
 import * as loss from "./loss.js";
 import { batch, effect, state } from "./reactive.js";
-import { saveText, saveView } from "./save.js";
 import { valid } from "./settings.js";
-import { at, change, future, merged, model, past, text, undo, view, writing } from "./store.js";
+import { at, change, future, merged, model, past, settings, text, undo, view, writing } from "./store.js";
 import * as tokens from "./tokens.js";
 import { again, said, say, write } from "./writing.js";
 
@@ -59,8 +58,7 @@ clicks(byId("again"), again);
 clicks(byId("undo"), takeBack);
 clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
-clicks(byId("save"), saveText);
-clicks(byId("picture"), saveView);
+clicks(byId("save"), save);
 clicks(byId("new"), () => { begin(); edit(); });
 
 // Keys that work wherever the focus is
@@ -119,6 +117,17 @@ export async function present(next, place) {
   if (area.value) await settle();
   editing.value = false;
   change(next, place);
+}
+
+/** Save the text with all that is known of it as JSON. */
+function save() {
+  const { name, version } = model.peek(), { tokens, from, by, drawn } = text.peek(), known = likelihoods();
+  const content = { model: name, checkpoint: by ?? version, prompt_tokens: from, ...(drawn ?? settings.peek()),
+    // Of what is not known the logarithm is NaN, which JSON writes as null.
+    tokens: tokens.map(({ id, text, probability }, i) => ({ id, text, logprob: Math.log(probability ?? known[i]) })) };
+  const href = URL.createObjectURL(new Blob([JSON.stringify(content, null, 1)], { type: "application/json" }));
+  el("a", { href, download: `${name}.json` }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 1000);
 }
 
 async function go() {

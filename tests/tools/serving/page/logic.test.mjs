@@ -54,7 +54,7 @@ test("a URL has the text, the place, the settings and the view", () => {
   store.change({ tokens: [token(7), token(50256), token(0)], from: 2 }, 1);
   store.settings.value = { ...store.DEFAULTS, temperature: 0, seed: 5 };
   store.head.value = { layer: 3, head: 1 };
-  store.checkpoint.value = "run (beside)/iter-5";
+  store.checkpoint.value = "iter-5";
   store.view.value = "loss";
   const hash = store.toHash();
   store.settings.value = store.DEFAULTS;
@@ -64,7 +64,7 @@ test("a URL has the text, the place, the settings and the view", () => {
   assert.equal(store.view.peek(), "loss");
   assert.deepEqual(store.settings.peek(), { ...store.DEFAULTS, temperature: 0, seed: 5 });
   assert.deepEqual(store.head.peek(), { layer: 3, head: 1 });
-  assert.equal(store.checkpoint.peek(), "run (beside)/iter-5");
+  assert.equal(store.checkpoint.peek(), "iter-5");
   assert.deepEqual(store.fromHash("#/nonsense?t=!&temperature=x&layer=-1").ids, []);
   assert.deepEqual([store.view.peek(), store.settings.peek().temperature], ["write", 0.8]);
 });
