@@ -1,6 +1,6 @@
 """The pictures of serve.py's page in docs/images: where a few clicks lead, and what chapters open.
 
-    python -m docs.page_pictures            all; trains the two runs that they show, if they are not there
+    python -m docs.page_pictures            all; trains the run that they show, if it is not there
     python -m docs.page_pictures --live     those in chapters, of what python -m docs.live made
 
 It takes Playwright and chromium.
@@ -30,18 +30,16 @@ READY = {  # by the view: what it has when it is complete
     "lens": "#lens td.chosen",
     "loss": "#loss-figures dd",
 }
-RUNS: dict[str, list[str]] = {"out-quickstart": [], "out-seed-1": ["--seed=1"]}
+RUN = "out-quickstart"
 
 
 @contextmanager
 def served() -> Generator[str]:
-    """Serve both runs, and yield the address."""
-    for name, options in RUNS.items():
-        if not (ROOT / name / "checkpoints").is_dir():
-            command = [sys.executable, "train.py", "config/quickstart.py", f"--out_dir={name}", *options]
-            subprocess.run(command, cwd=ROOT, check=True)
-    first, second = RUNS
-    command = [sys.executable, "serve.py", f"--out_dir={first}", f"--beside={second}", "--port=0"]
+    """Serve the run, and yield the address."""
+    if not (ROOT / RUN / "checkpoints").is_dir():
+        command = [sys.executable, "train.py", "config/quickstart.py", f"--out_dir={RUN}"]
+        subprocess.run(command, cwd=ROOT, check=True)
+    command = [sys.executable, "serve.py", f"--out_dir={RUN}", "--port=0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         try:
@@ -84,9 +82,6 @@ def take(page: Page) -> None:
     page.click("#tab-loss")
     page.locator("#other").select_option("iter-50")
     picture(page, "loss", "#loss-chart circle:nth-of-type(80)")
-    page.locator("#other").select_option("out-seed-1 (beside)/iter-1000")
-    page.click("#both")
-    picture(page, "runs", "#pair-texts .token")
     page.click("#tab-run")
     picture(page, "run", "#run-figures dd")
 

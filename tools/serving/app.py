@@ -42,6 +42,7 @@ def serve(options: ServeOptions, server: Server) -> None:
 def make_app(served: Served) -> FastAPI:
     app = FastAPI(
         title="nanoJAXGPT",
+        docs_url=None,  # it would load its code from another host, on the origin that keeps the key
         redoc_url=None,
         max_body_size=MAX_BODY,
         exception_handlers=dict.fromkeys([HTTPException, RequestValidationError, Exception], answer_error),

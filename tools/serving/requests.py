@@ -19,16 +19,6 @@ from tools.serving.server import ApiError
 AT_EASE = 10**5  # characters, which are encoded in a blink even in quadratic time
 SEQUENCES = 128  # of one request: prompts times n
 
-# OpenAI's fields that this server lacks: ignored, or accepted with a value that asks for nothing.
-IGNORED = """user metadata service_tier safety_identifier prediction
-    prompt_cache_key prompt_cache_options prompt_cache_retention""".split()
-NEUTRAL = {
-    **{"best_of": [1], "suffix": [""], "stop": [[]], "include_obfuscation": [False], "store": [False]},
-    **{"response_format": [{"type": "text"}], "modalities": [["text"]], "verbosity": ["medium"]},
-    **{"tools": [[]], "functions": [[]], "tool_calls": [[]], "parallel_tool_calls": [True, False]},
-    **{"tool_choice": ["none", "auto"], "function_call": ["none", "auto"], "reasoning_effort": ["none"]},
-}
-
 
 class Body(BaseModel):
     """The JSON object of a request. Null counts as not given; an unknown field is an error."""
@@ -38,10 +28,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def leave_out(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        kept = [name for name in body if name not in IGNORED]
-        return {name: body[name] for name in kept if body[name] not in (None, *NEUTRAL.get(name, []))}
+        return {k: x for k, x in body.items() if x is not None} if isinstance(body, dict) else body
 
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
@@ -77,7 +64,9 @@ class Common(Drawing):
     max_completion_tokens: int | None = Field(None, ge=0)  # OpenAI's newer name of max_tokens
     n: int = Field(1, ge=1, le=SEQUENCES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Annotated[list[NotEmpty], Field(max_length=4), BeforeValidator(as_list)] = []
+    stop: Annotated[
+        list[NotEmpty], Field(max_length=4), BeforeValidator(lambda x: [x] if isinstance(x, str) else x)
+    ] = []
     stop_token_ids: Annotated[Ids, Field(max_length=128)] = []
     repetition_penalty: Repetition = 1.0
     presence_penalty: Penalty = 0.0
@@ -107,7 +96,6 @@ class TextPart(Body):
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] = ""
-    name: str | None = None
 
     def plain(self) -> dict[str, str]:
         role = "system" if self.role == "developer" else self.role

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -17,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
@@ -34,6 +34,9 @@ LOOPBACK = ["localhost", "127.0.0.1"]
 
 Port = Annotated[int, Field(ge=0, lt=2**16)]
 ApiKey = Annotated[str, matching(r"[!-~]{8,}", "8 characters or more of ASCII, no spaces")]
+Hosts = Annotated[
+    str, matching(r"((\*|(\*\.)?[\w.-]+)([ ,]+|$))*", "names as in example.org,*.example.com, or * for any")
+]
 Origins = Annotated[
     str, matching(r"(https?://[\w.:\[\]-]+,?)*", "origins as in https://a.org,http://localhost:3000")
 ]
@@ -50,7 +53,7 @@ class ServeOptions(ModelOptions):
     host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
     port: Port = 8000  # port to listen at; 0: any that is free
     api_key: ApiKey | None = None  # what clients have to send; None: nothing
-    allowed_hosts: str = ""  # without an api_key: more names, with commas, that it is called by; *: any
+    allowed_hosts: Hosts = ""  # without an api_key: more names, with commas, that it is called by; *: any
     allow_origins: Origins = ""  # with commas: other sites whose pages may ask
     slots: Count = 16  # requests computed together
     max_waiting: Count = 64  # requests that wait for a slot; others are refused (429)
@@ -99,9 +102,13 @@ class Server(uvicorn.Server):
         self.error: BaseException | None = None  # of the thread that loads and computes
         page = Mount("/", StaticFiles(directory=PAGE, html=True))
         self.app: ASGIApp = Starlette(routes=[page], exception_handlers={HTTPException: self.tell_status})
-        checked = refusing(lambda *call: self.app(*call), options.hosts, options.origins)
+        checked = refusing(lambda *call: self.app(*call), options.origins)
         settings = uvicorn.Config(
-            CORSMiddleware(checked, options.origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
+            TrustedHostMiddleware(
+                CORSMiddleware(checked, options.origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
+                options.hosts,
+                www_redirect=False,
+            ),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -130,19 +137,15 @@ class Server(uvicorn.Server):
         return JSONResponse(starting.body() | {"status": self.status}, 503, starting.headers)
 
 
-def refusing(app: ASGIApp, hosts: list[str], origins: list[str]) -> ASGIApp:
-    """Refuse calls by other names than `hosts`, from pages of other sites than `origins`, and large ones."""
+def refusing(app: ASGIApp, origins: list[str]) -> ASGIApp:
+    """Refuse calls from pages of other sites than `origins`, and bodies that are compressed."""
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         headers = MutableHeaders(scope=scope)
-        origin, host = headers.get("origin"), headers.get("host", "").partition(":")[0].lower()
+        origin = headers.get("origin")
         own = origin is None or origin.partition("://")[2] == headers.get("host")
-        if not any(fnmatchcase(host, name) for name in hosts):
-            refused = ApiError("the server is not called so: see --allowed_hosts", code="invalid_host")
-        elif not own and origin not in origins:
+        if not own and origin not in origins:
             refused = ApiError("a page of another site may not ask", status=403, code="forbidden")
-        elif int(headers.get("content-length", 0)) > MAX_BODY:
-            refused = ApiError(f"the body is larger than {MAX_BODY:,} bytes", status=413)
         elif headers.get("content-encoding", "identity") != "identity":
             refused = ApiError("the body is compressed: send it as it is", status=415)
         else:
