@@ -108,7 +108,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> str:
 
 def export_page(options: ExportOptions) -> str:
     """Write serve.py's page with the model in it. Raises UserError for a model that does not suit."""
-    from tools.serving.file import html  # here: the other formats do without the tools
+    from tools.serving.html_file import html  # here: the other formats do without the tools
 
     path = Path(options.to)
     if path.suffix != ".html":

@@ -23,7 +23,7 @@ from typing import ClassVar
 from common.command_line import Name, given
 from common.files import write_whole
 from docs.pages import DOCS, ROOT
-from tools.serving.file import assembled
+from tools.serving.html_file import assembled
 
 LIVE = DOCS / "live"
 PAGE = LIVE / "quickstart.html"

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from generation.engine import FIRST
 from parallel.machines import choose_device, keep_compiled_programs
 from parallel.mesh import make_mesh
-from tools.serving.completions import Answer, ChatAnswer, respond
+from tools.serving.completions import ChatCompletion, Completion, respond
 from tools.serving.insight import Here, inside
 from tools.serving.requests import ChatBody, CompletionBody, check_model
 from tools.serving.served import Served, follow, load_served
@@ -94,12 +94,12 @@ async def one_model(name: str, served: Here) -> dict:
 
 @api.post("/v1/completions")
 async def completions(request: Request, served: Here, fields: CompletionBody) -> Response:
-    return await respond(request, await Answer.begin(served, fields))
+    return await respond(request, await Completion.begin(served, fields))
 
 
 @api.post("/v1/chat/completions")
 async def chat_completions(request: Request, served: Here, fields: ChatBody) -> Response:
-    return await respond(request, await ChatAnswer.begin(served, fields))
+    return await respond(request, await ChatCompletion.begin(served, fields))
 
 
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]

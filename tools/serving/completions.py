@@ -17,8 +17,8 @@ from tools.serving.server import ApiError, disconnected
 from tools.serving.text import Continuation, Token, spelling
 
 
-class Answer:
-    """The answer to a request for completions; ChatAnswer is that to one for chats."""
+class Completion:
+    """The answer to a request for completions; ChatCompletion is that to one for chats."""
 
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
@@ -131,7 +131,7 @@ class Answer:
         return spelling(self.served.tokenizer, token)
 
 
-class ChatAnswer(Answer):
+class ChatCompletion(Completion):
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -156,7 +156,7 @@ class ChatAnswer(Answer):
         return {"token": self.name(token), "bytes": raw, "logprob": logprob}
 
 
-async def respond(http: HttpRequest, answer: Answer) -> Response:
+async def respond(http: HttpRequest, answer: Completion) -> Response:
     """Answer in a stream, or at the end; stop when the client goes away. Raises ApiError."""
     if answer.fields.stream:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

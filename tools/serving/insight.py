@@ -26,7 +26,7 @@ from tools.inside.views import attention, heads, lens, limits, padded
 from tools.serving.requests import Body, Drawing, Ids, Message, read_ids, read_messages
 from tools.serving.rollouts import NAME as ROLLOUTS
 from tools.serving.rollouts import read_rollouts
-from tools.serving.served import Run, Served
+from tools.serving.served import RunFolder, Served
 from tools.serving.server import ApiError, disconnected
 from tools.serving.text import read_prompt, spelling
 
@@ -109,11 +109,11 @@ def checkpoints(served: Here) -> dict:
 
 @inside.get("/run")
 def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0) -> dict:
-    """The run's new records: see `Run.records`."""
+    """The run's new records: see `RunFolder.records`."""
     return the_run(served).records(offset)
 
 
-def the_run(served: Served) -> Run:
+def the_run(served: Served) -> RunFolder:
     if served.run is None:
         raise ApiError("the model that is served is not a run's", status=404, code="no_run")
     return served.run
@@ -135,7 +135,7 @@ def example(served: Here) -> Response:
     """The beginning of the validation text of the run that is served."""
     run = the_run(served)
     try:
-        return answer(served, run.example(min(EXAMPLE, served.model.config.block_size)))
+        return with_tokens(served, run.example(min(EXAMPLE, served.model.config.block_size)))
     except UserError as error:
         print(f"no example: {error}", file=sys.stderr)  # its text names folders
         raise ApiError("the data set of the run is not here", status=404, code="no_data") from None
@@ -177,7 +177,7 @@ def read_text(fields: Text, served: Served, most: int) -> Int[np.ndarray, " T"]:
     return ids
 
 
-def answer(served: Served, ids: Int[np.ndarray, " T"], **found: Any) -> Response:
+def with_tokens(served: Served, ids: Int[np.ndarray, " T"], **found: Any) -> Response:
     """Answer with the tokens, each with its text, which is "" in the middle of a character."""
     text, tokens = read_prompt(served.tokenizer, ids)
     told = [{"id": token.id, "text": text[token.start : token.end]} for token in tokens]
@@ -197,13 +197,13 @@ def rounded(x: np.ndarray) -> list:
 
 @inside.post("/tokens")
 def tokens(served: Here, fields: Text) -> Response:
-    return answer(served, read_ids(served, "text", fields.text))
+    return with_tokens(served, read_ids(served, "text", fields.text))
 
 
 @inside.post("/chat")
 def chat(served: Here, fields: Conversation) -> Response:
     """The prompt that the API makes of messages."""
-    return answer(served, read_messages(served, fields.messages))
+    return with_tokens(served, read_messages(served, fields.messages))
 
 
 # Views
@@ -222,7 +222,7 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
     found = [dict(zip(seen._fields, place, strict=True)) for place in zip(*columns, strict=True)]
     del found[-1]["before"], found[-1]["after"]  # no token stands after the text
     unseen = [None] * (len(ids) + 1 - len(found))
-    return answer(served, ids, places=unseen + found, names=names(served, ids, seen.likeliest))
+    return with_tokens(served, ids, places=unseen + found, names=names(served, ids, seen.likeliest))
 
 
 @inside.post("/attention", dependencies=IN_TURN)
@@ -234,7 +234,7 @@ def attention_of(served: Here, fields: Text) -> Response:
     L, H, T, _ = weights.shape
     rows, columns = np.tril_indices(T)
     parts = np.rint(65535 * weights[:, :, rows, columns]).astype("<u2")
-    return answer(served, ids, shape=[L, H, T], weights=base64.b64encode(parts.tobytes()).decode())
+    return with_tokens(served, ids, shape=[L, H, T], weights=base64.b64encode(parts.tobytes()).decode())
 
 
 @inside.post("/lens", dependencies=IN_TURN)
@@ -244,7 +244,9 @@ def lens_of(served: Here, fields: LensBody) -> Response:
     with served.worker.on_devices():
         seen = lens(weights_of(served, fields.checkpoint), ids, min(fields.k, served.vocab_size))
     numbers = {name: rounded(x) for name, x in seen._asdict().items() if name != "tokens"}
-    return answer(served, ids, likeliest=seen.tokens.tolist(), names=names(served, seen.tokens), **numbers)
+    return with_tokens(
+        served, ids, likeliest=seen.tokens.tolist(), names=names(served, seen.tokens), **numbers
+    )
 
 
 @inside.post("/cell", dependencies=IN_TURN)

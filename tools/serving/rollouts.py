@@ -15,7 +15,7 @@ Ids = list[NonNegativeInt]
 
 
 @dataclass(frozen=True, config={"strict": True})
-class Answer:
+class Rollout:
     tokens: Ids
     text: str
     reward: FiniteFloat
@@ -36,7 +36,7 @@ class Group:
     task: str
     question: str
     prompt: Ids
-    answers: Annotated[list[Answer], Field(min_length=1)]
+    answers: Annotated[list[Rollout], Field(min_length=1)]
 
 
 GROUP = TypeAdapter(Group)

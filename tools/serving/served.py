@@ -36,7 +36,7 @@ LOOK = 1.0  # seconds between looks for a new checkpoint
 START = "start"  # names the weights that a fine-tuned run started from
 
 
-class Run:
+class RunFolder:
     """The run in a folder. One thread at a time may call `checkpoints` and `load`."""
 
     def __init__(self, out_dir: str, dtype: str = "auto"):
@@ -108,7 +108,7 @@ class Served:
     ends: list[int]  # tokens that end what it writes
     chat: Renderer | str  # or why there are none
     worker: Worker
-    run: Run | None  # that the model comes from
+    run: RunFolder | None  # that the model comes from
     api_key: str | None = field(repr=False)
     max_tokens: int  # new ones of a request
     views: int = 0  # of the page that are computed or wait
@@ -157,7 +157,7 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
         end_tokens(description),
         chat,
         Worker(model, version, make_engine, partial(jax.set_mesh, mesh), options.max_waiting),
-        Run(options.out_dir, options.dtype) if of_a_run else None,
+        RunFolder(options.out_dir, options.dtype) if of_a_run else None,
         options.api_key,
         options.max_tokens,
     )

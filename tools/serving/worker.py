@@ -34,7 +34,7 @@ class Job:
     submitted: float | None = field(default_factory=time.perf_counter)  # None: a token was drawn since
 
 
-class Metrics:
+class Figures:
     """What Prometheus reads: counters, and gauges that are computed when it asks."""
 
     def __init__(self):
@@ -79,7 +79,7 @@ class Worker:
         except Exception as error:
             raise cannot_start(error) from None
         self.room = self.engine.slots + max_waiting
-        self.metrics = Metrics()
+        self.metrics = Figures()
         gauge = self.metrics.add_gauge
         gauge("slots", "Requests computed together", lambda: self.engine.slots)
         gauge("running", "Requests in slots", lambda: len(self.running))

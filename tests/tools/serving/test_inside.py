@@ -22,7 +22,7 @@ from tools.inside.views import attention, lens
 from tools.serving import insight
 from tools.serving.app import PAGE
 from tools.serving.insight import inside, windows
-from tools.serving.served import Run
+from tools.serving.served import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_checkpoints_are_listed_with_their_validation_loss(server):
 
 def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
     tuned = train_run(tmp_path, init_from=run, max_iters=5)
-    looked_at = Run(str(tuned))
+    looked_at = RunFolder(str(tuned))
     assert [x["name"] for x in looked_at.checkpoints()] == ["start", "iter-5"]
     np.testing.assert_array_equal(looked_at.load("start").wte, load_run(str(run))[0].wte)
 
@@ -196,11 +196,11 @@ def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
 
 
 def test_records_come_as_they_are_written(run, tmp_path):
-    assert Run(str(tmp_path)).records(0)["records"] == []
+    assert RunFolder(str(tmp_path)).records(0)["records"] == []
     os.mkfifo(tmp_path / "metrics.jsonl")  # whose reader would wait
-    assert Run(str(tmp_path)).records(0)["records"] == []
+    assert RunFolder(str(tmp_path)).records(0)["records"] == []
     run = shutil.copytree(run, tmp_path / "run")
-    looked_at = Run(str(run))
+    looked_at = RunFolder(str(run))
     first = looked_at.records(0)
     assert first["fresh"]
     assert [r["iter"] for r in first["records"] if "loss" in r] == list(range(20))

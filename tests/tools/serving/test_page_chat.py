@@ -18,7 +18,7 @@ from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
 from tests.tools.serving.on_page import button, chosen, expect
 from tests.tools.serving.served_run import ask, serving
-from tools.serving.file import html
+from tools.serving.html_file import html
 
 SAID = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
 PHONE = {"width": 360, "height": 740}

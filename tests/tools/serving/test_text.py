@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from data.writer import load_tokenizer
-from tools.serving.completions import Answer
+from tools.serving.completions import Completion
 from tools.serving.text import Continuation, Token, read_prompt
 
 TEXT = "the é€🙂 brown\n"
@@ -69,7 +69,7 @@ def test_an_echo_is_the_prompt_as_it_was_written(sentencepiece):
 
 
 def test_of_alternatives_with_the_same_text_the_likeliest_is_told():
-    answer = Answer.__new__(Answer)
+    answer = Completion.__new__(Completion)
     answer.served = SimpleNamespace(tokenizer=SimpleNamespace(bytes_of=lambda i: b"b" if i == 2 else b"a"))
     told = answer.top(Token(3, 0, 1, -3.0, [(0, -0.5), (1, -1.0), (2, -2.0)]), 3)
     assert told == {"a": -0.5, "b": -2.0}

@@ -1,4 +1,4 @@
-// The server's answers (api.js) in a page that is one file, which tools/serving/file.py writes: the model is in it.
+// The server's answers (api.js) in a page that is one file, which html_file.py writes.
 
 import { Cache, GPT, add, softmax } from "./model.js";
 import { Tokenizer } from "./tokenizer.js";

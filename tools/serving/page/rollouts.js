@@ -9,8 +9,8 @@ import { model, view } from "./store.js";
 import { gained } from "./tokens.js";
 
 /** @typedef {{tokens: number[], text: string, reward: number, advantage: number, logprobs: number[],
- * before: number[]}} Answer */
-/** @typedef {{iter: number, task: string, question: string, prompt: number[], answers: Answer[]}} Group */
+ * before: number[]}} Rollout */
+/** @typedef {{iter: number, task: string, question: string, prompt: number[], answers: Rollout[]}} Group */
 
 const COLOURS = 3;
 

@@ -1,4 +1,4 @@
-// Text to token ids and back: characters, or byte-pair encoding (arXiv:1508.07909), as tools/serving/file.py tells it.
+// Text to token ids and back: characters, or byte-pair encoding (arXiv:1508.07909), as html_file.py tells it.
 
 /** @typedef {{tokens: string[], special: {[name: string]: number}, added: string[], later: string[],
  * pattern: string, around: number[][], alphabet?: string, merges?: string[], whole?: boolean}} Description

@@ -30,7 +30,7 @@ from runs.load import load_run
 from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
 from tools.inside.views import heads, lens
-from tools.serving.file import conversations, html, in_javascript
+from tools.serving.html_file import conversations, html, in_javascript
 from tools.serving.insight import places
 from tools.serving.requests import Drawing
 from tools.serving.text import read_prompt
