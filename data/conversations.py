@@ -67,7 +67,7 @@ class Rendered(NamedTuple):
 
 
 class Renderer:
-    """Makes tokens of conversations by a chat template. Raises UserError for none, or for no Jinja."""
+    """Makes tokens of conversations by a chat template. Raises UserError without one that compiles."""
 
     def __init__(self, tokenizer: Tokenizer, template: str | None = None, pretrained: bool = False):
         uses = tokenizer.description.get("uses", {})

@@ -194,9 +194,8 @@ async def answer_error(request: Request, error: Exception) -> Response:
             message = f"{request.method} {request.url.path[:100]}: {error.detail}"
             if request.method == "OPTIONS" and error.status_code == 405:
                 return Response(status_code=204, headers=error.headers)
-            code = (
-                "invalid_json" if error.status_code == 400 else None
-            )  # of a body that is no text, or too deep
+            # Its 400 is of a body that is no text, or too deep.
+            code = "invalid_json" if error.status_code == 400 else None
             answer = ApiError(message, status=error.status_code, code=code).response()
             answer.headers.update(error.headers or {})  # such as Allow
             return answer
