@@ -24,14 +24,14 @@ effect(() => {
   soon();
 });
 addEventListener("pagehide", keep);
-for (const typing of [field, area]) typing.addEventListener("input", soon);
+for (const typing of [field, area]) typing.addEventListener("input", keep); // a reload may come before pagehide
 byId("history").addEventListener("beforetoggle", (event) => event.newState === "open" && draw());
 
 /** Keep what has changed. */
 function keep() {
   timer = 0;
   if (!model.peek()) return;
-  history.replaceState({ ours: true }, "", toHash());
+  if (!history.state?.ours || location.hash !== toHash()) history.replaceState({ ours: true }, "", toHash());
   const typed = editing.peek() ? area.value : "", { tokens, example } = text.peek();
   if (!typed && (!tokens.length || (example && !past.peek().length))) return;
   const kept = { model: model.peek().name, name: field.value, saved: Date.now(), at: at.peek(), text: text.peek(),
