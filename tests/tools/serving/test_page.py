@@ -460,7 +460,7 @@ def test_the_curves_grow_while_the_run_trains(open_page, run):
         file.write(json.dumps({"iter": 29, "loss": 0.5, "lr": 1e-3, "grad_norm": 1.0}) + "\n")
         file.write(json.dumps({"iter": 30, "val/loss": 0.75, "train/loss": 0.5}) + "\n")
     page.wait_for_selector("#run-figures dd:has-text('0.750 at 30')")
-    page.wait_for_selector("#run .message:has-text('training')")
+    page.wait_for_selector("#run .message:has-text('new ones appear')")
     assert page.locator("#run path.c3").get_attribute("d") != before
     assert page.locator("#run .parameters tbody tr").count() == 12  # with positions, and an embedding
     assert page.locator("#run .parameters th:empty").count() == 0
