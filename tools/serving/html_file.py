@@ -243,7 +243,7 @@ def pattern_of(library: dict[str, Any]) -> str:
                 raise UserError(f"the tokenizer splits words by {spell(pattern)}: {ADVICE}")
         case _:
             pattern = None
-    names = ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")  # dropout is off
+    names = "byte_fallback", "continuing_subword_prefix"  # a loaded one has no dropout, and no suffix
     odd = [model.get(name) for name in names]
     odd += [token[name] for token in library["added_tokens"] for name in ("lstrip", "rstrip", "single_word")]
     if model["type"] != "BPE" or pattern is None or library["normalizer"] or any(odd):
