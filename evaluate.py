@@ -197,7 +197,8 @@ def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
         source = dict(init_from="resume", out_dir=name) if is_run(name) else dict(init_from=name)
         chosen = {} if name == own else {"checkpoint": "last"}
         model, description = load_model(replace(options, **source, **chosen))
-        sampler = Sampler(tokenizer_of(description, name, name), options.max_new_tokens)
+        tokenizer = tokenizer_of(description, name, name)
+        sampler = Sampler(tokenizer, options.max_new_tokens, pretrained=not is_run(name))
         results[name] = {task: shares(model, each, sampler) for task, each in asked.items()}
     for how in ("greedy", "sampled"):
         print(f"{how}: right of {options.questions} held-out questions of each task")

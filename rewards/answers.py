@@ -39,9 +39,11 @@ class Answer(NamedTuple):
 class Sampler:
     """Draws answers to questions, each as its prompt alone would get it."""
 
-    def __init__(self, tokenizer: Tokenizer, max_new_tokens: int):
-        self.renderer = Renderer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, max_new_tokens: int, pretrained: bool = False):
+        self.renderer = Renderer(tokenizer, pretrained=pretrained)
         self.ends, self.max_new_tokens = tuple(end_tokens(tokenizer.description)), max_new_tokens
+        if not self.ends:
+            raise UserError("the tokenizer has no token, such as <|endoftext|>, that could end an answer")
 
     def __call__(
         self, model: GPT, asked: list[Question], keys: PRNGKeyArray, settings: Settings = PLAIN

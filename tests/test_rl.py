@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
