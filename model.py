@@ -1,4 +1,4 @@
-"""The network, all of its mathematics: token ids in, logits and loss out. It imports nothing else of ours.
+"""The network, all of its mathematics: token ids in, logits and loss out. It imports no file of ours.
 
     model = GPT(GPTConfig(), key=jax.random.key(0))
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
@@ -11,9 +11,9 @@ have GPT-2's names, but queries, keys and values are separate. All files use the
     C head size (in nanoGPT, C is n_embd)   F MLP hidden   V vocabulary   L layers   A microbatches of a step
     S keys to attend to (T, or the key/value cache's length)   P learned positions   G = H / K
 
-A model is a shape and its arrays, float32, and trains as it stands here. `faster` of fast.py puts faster
-classes around the same arrays, whose products may return bfloat16: hence some conversions below. Norms,
-softmax, rotations and the residual stream x are always float32.
+A model is a shape and float32 arrays, and trains as it stands here. `faster` of fast.py puts other classes
+around the same arrays. Their products may return bfloat16: hence some conversions below. Norms, softmax and
+rotations are always computed in float32, and the residual stream x is float32.
 """
 
 import math
@@ -30,12 +30,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 Tokens = Int[Array, "B T"]
-Stream = Float[Array, "B T D"]  # the residual stream, or as large
+Stream = Float[Array, "B T D"]  # the residual stream, or an array of its shape
 Queries = Float[Array, "B H T C"]
 Keys = Float[Array, "B K S C"]  # or values
 Mask = Bool[Array, "_ T S"]  # True: the query attends to the key. _ is B, or 1 for all rows
 Positions = Int[Array | np.ndarray, "_ T"]
-# One key for the batch, or one for each row: what a row drops then does not depend on the others. None: none.
+# One key for the batch, or one per row: a row's dropout then ignores the other rows. None: no dropout.
 DropoutKey = Shaped[PRNGKeyArray, "*B"] | None
 LayerKeys = Shaped[PRNGKeyArray, "L *B"] | None
 # attend(q, k, v, key) rotates q and k, and calls `attention`. The model makes one for all its blocks.
@@ -64,10 +64,10 @@ class GPTConfig:
     bias: bool = False  # biases in the linear layers and layernorms
     qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: int | None = None  # how many tokens one attends to, itself included, as in Mistral; None: all
-    tie_embeddings: bool = True  # the head has the token embedding's weights
+    window: int | None = None  # how many tokens a token attends to, itself included, as in Mistral; None: all
+    tie_embeddings: bool = True  # the head shares the token embedding's weights
     dropout: float = 0.0  # rate for embeddings, attention and residuals
-    document_start: int | None = None  # the token that begins a document; none attends to an earlier one
+    document_start: int | None = None  # the token that begins a document; attention does not cross it
 
     def __post_init__(self):
         if self.n_embd % self.n_head and not self.head_dim:
@@ -88,13 +88,13 @@ class GPTConfig:
 
     @property
     def hidden(self) -> int:
-        """F: 4 D, or about 8/3 D for SwiGLU, which has three matrices."""
+        """F: by default 4 D. SwiGLU has three matrices, and so about 8/3 D, for as many weights."""
         default = 64 * math.ceil(8 * self.n_embd / 3 / 64) if self.mlp == "swiglu" else 4 * self.n_embd
         return self.n_hidden or default
 
     @property
     def residual_std(self) -> float:
-        """The standard deviation of c_proj's initial weights, 0.02 / sqrt(2 L), as in nanoGPT."""
+        """The standard deviation of c_proj's initial weights, as in nanoGPT: x sums 2 L of their results."""
         return 0.02 / math.sqrt(2 * self.n_layer)
 
     def build(self, key: PRNGKeyArray) -> "GPT":
@@ -103,7 +103,7 @@ class GPTConfig:
 
 
 class Linear(eqx.Module):
-    """x @ weight + bias. Weights are stored (in, out), as in GPT-2; `out` may be several axes, as (H, C)."""
+    """x @ weight + bias. Weights are stored (in, out) as in GPT-2; `out` may be several axes, like (H, C)."""
 
     weight: Float[Array, "i *o"]
     bias: Float[Array, "*o"] | None
@@ -165,7 +165,7 @@ def split_key(key: DropoutKey, n: int = 2):
 
 
 def rotation(config: GPTConfig, positions: Positions) -> Callable:
-    """Return the function that rotates queries or keys by their positions (arXiv:2104.09864), if rope is on.
+    """Return the function that rotates queries or keys by position (arXiv:2104.09864); a no-op without rope.
 
     The layout is Llama's: components i and i + C/2 of a head form a pair. Angles are float32.
     """
@@ -187,9 +187,9 @@ def rotation(config: GPTConfig, positions: Positions) -> Callable:
 def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> Float[np.ndarray, " half"]:
     """Return the radians per position by which each of the C/2 pairs turns.
 
-    `scaling` is Llama 3's, for longer contexts (arXiv:2407.21783). A pair that turns less than once in the
-    first context's 8192 tokens turns `scaling` times slower. One of more than four turns stays as it is.
-    Between them is a mix.
+    `scaling` is Llama 3's, for longer contexts (arXiv:2407.21783). A pair that turns less than once in 8192
+    tokens, the original context, turns `scaling` times slower. One that turns more than four times stays as
+    it is. Between these, the two are mixed.
     """
     inv_freq = theta ** (-np.arange(0, head_size, 2) / head_size)
     turns = inv_freq * 8192 / (2 * math.pi)
@@ -198,9 +198,9 @@ def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> F
 
 
 def document_positions(tokens: Tokens, start: int | None) -> tuple[Positions, Tokens | None]:
-    """Return the tokens' positions in their documents, and where in the row these begin.
+    """Return each token's position in its document, and where in the row that document begins.
 
-    Without a token that starts documents, the row is one: its positions are constants of the program.
+    Without a token that starts documents, a row is one document: its positions are constants of the program.
     """
     indices = np.arange(tokens.shape[1], dtype=np.int32)[None]  # (1, T)
     if start is None:
@@ -270,7 +270,7 @@ class Attention(eqx.Module):
         return self.dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), output_key)  # (B, T, D)
 
 
-# Checkpointed, for computing again in the backward pass is faster than reading several arrays of F numbers.
+# Checkpointed: computing them again in the backward pass is faster than reading several (B, T, F) arrays.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
     "gelu_erf": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=False)),
@@ -303,7 +303,7 @@ class MLP(eqx.Module):
 
 
 class Block(eqx.Module):
-    """Attention, then an MLP. Each takes a normalised copy of the residual stream x, and is added to x."""
+    """Attention, then an MLP. Each reads a normalised copy of the residual stream x, and adds to x."""
 
     ln_1: Norm
     attn: Attention
@@ -340,7 +340,7 @@ class GPT(eqx.Module):
         learned = config.position == "learned"
         self.wte = 0.02 * jax.random.normal(wte_key, (V, D))
         self.wpe = 0.02 * jax.random.normal(wpe_key, (config.block_size, D)) if learned else None
-        # One block per key, their weights stacked on a first axis of L: PyTorch would have a ModuleList.
+        # One block per key, their weights stacked on a first axis of L, where PyTorch has a ModuleList.
         self.blocks = eqx.filter_vmap(lambda key: Block(config, key=key))(jax.random.split(blocks_key, L))
         self.ln_f = Norm(config, D)
         self.lm_head = None if config.tie_embeddings else 0.02 * jax.random.normal(head_key, (V, D))
@@ -381,7 +381,7 @@ class GPT(eqx.Module):
     def causal_attention(self, tokens: Tokens) -> tuple[Positions, Attend]:
         """Return the tokens' positions in their documents, and the `attend` for entire rows.
 
-        A token attends to its document up to itself, at most to the last `window` tokens.
+        A token attends to its own document, up to itself: at most to the last `window` tokens.
         """
         config, T = self.config, tokens.shape[1]
         positions, starts = document_positions(tokens, config.document_start)
@@ -397,7 +397,7 @@ class GPT(eqx.Module):
         return self.wte[tokens]
 
     def apply_blocks(self, x: Stream, attend: Attend, keys: LayerKeys = None) -> Stream:
-        """Apply the blocks in turn: `scan` slices axis L of each array. Without keys, each has None."""
+        """Apply the blocks in turn: `scan` slices axis L of each array. Without keys, a block gets None."""
 
         def layer(x, block_and_key):
             block, key = block_and_key
@@ -410,7 +410,7 @@ class GPT(eqx.Module):
         return x @ self.head.T
 
     def nats(self, x: Stream, targets: Tokens) -> Float[Array, " B"]:
-        """Return each row's cross entropy from features, summed over the targets that are not below 0."""
+        """Return each row's cross entropy from features, summed over the targets that count."""
         return cross_entropy(self.logits(x), targets).sum(-1)
 
     def mean_nats(self, x: Stream, targets: Tokens) -> Float[Array, ""]:

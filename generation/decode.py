@@ -1,8 +1,8 @@
 """From a prompt to its continuation: `prefill` fills the cache with its tokens, `decode` draws new ones.
 
 Both take the cache's memory for their result, and compile once for each shape. All rows of `generate` have
-the same length. An engine's (generation/engine.py) come and go: a row of its cache is a slot, and both
-functions then work on some slots, and on a bucket, the first tokens of each.
+the same length. An engine's rows (generation/engine.py) come and go: a row of its cache is a slot. Both
+functions then work on some slots, and on a bucket of each, its first tokens. W and R count rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,8 +44,8 @@ class Likelihood(NamedTuple):
         return cls(chosen, *lax.top_k(logprobs, min(LIKELIEST, logits.shape[-1])))
 
 
-# The settings that are the same in all rows. XLA then leaves out what they do not use, where a GPU would wait
-# for the host, which decides: 16 rows of the quickstart take 0.12 ms a token instead of 0.19 on an H200.
+# The settings that are the same in all rows. XLA then leaves out what they do not use. Otherwise a GPU waits
+# for the host to decide: 16 rows of the quickstart take 0.12 ms a token instead of 0.19 on an H200.
 Constants = tuple[float | None, ...]
 DATA: Constants = (None,) * len(PLAIN)  # each row has its own
 
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     key: Int[np.ndarray, "W 2"]  # the data of a random key
     settings: Float[np.ndarray, "W 7"]  # the columns are the fields of Settings
     tally: Tally
-    wanted: Bool[np.ndarray, " W"]  # whose log-probabilities are; None leaves them out of the program
+    wanted: Bool[np.ndarray, " W"]  # rows that want log-probabilities; None leaves them out of the program
 
     @classmethod
     def empty(cls, W: int, V: int) -> "Rows":
@@ -91,7 +91,7 @@ def start(model: GPT, W: int, S: int) -> tuple[Decoder, Cache]:
 
 
 def prepare(model: GPT) -> Decoder:
-    """Take the blocks apart, which takes as long as a token."""
+    """Take the blocks apart, which takes as long as decoding a token."""
     rest = eqx.tree_at(lambda m: m.blocks, model, None)
     return Decoder(rest, unstack_blocks(model))
 
@@ -109,7 +109,7 @@ class Chunk(NamedTuple):
 def prefill(
     decoder: Decoder, cache: Cache, chunk: Chunk, bucket: int | None = None
 ) -> tuple[Likelihood | None, Cache]:
-    """Cache a chunk of tokens. Padding is cached too, and overwritten in time."""
+    """Cache a chunk of tokens. Padding is cached too, and overwritten before it is attended to."""
     chunk = jax.tree.map(jnp.asarray, chunk)
     where = slice(None) if chunk.slots is None else chunk.slots, slice(None), slice(bucket)
     part = jax.tree.map(lambda x: x[where], cache)
@@ -130,9 +130,9 @@ def decode(
     bucket: int | None = None,
     constants: Constants = DATA,
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood | None, Cache]:
-    """Take the last token of the first W rows and draw the next, n times, at most `left` times for a row.
+    """Take the last token of each of the first W rows, and draw the next, n times.
 
-    A bucket is longer than any row becomes. More tokens than `left` are drawn of a row, but are not valid.
+    A row's tokens after its first `left` are not valid. A bucket is longer than any row becomes.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     W, V = len(rows.token), len(decoder.model.head)
@@ -192,7 +192,7 @@ def generate(
     rows = Rows.empty(B, V)._replace(wanted=None)  # ty: ignore[invalid-argument-type]
     rows.key[:] = key_data_of_rows(key, B)
     rows.settings[:] = settings
-    # Values that change nothing: each other one would be compiled anew, and x / 0.8 may be rounded otherwise.
+    # PLAIN's and GREEDY's values. Any other would be compiled anew, and x / 0.8 may be rounded otherwise.
     choices = zip(settings, PLAIN, GREEDY, strict=True)
     constants = tuple(x if x in (plain, greedy) else None for x, plain, greedy in choices)
     for token, added in (bias or {}).items():

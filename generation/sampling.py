@@ -89,7 +89,7 @@ def drawn_from(logits: Float[Array, "B V"], settings: Settings) -> Float[Array, 
 
 
 def scale(logits: Float[Array, "B V"], temperature: Setting) -> Float[Array, "B V"]:
-    """Divide logits by the temperature, after subtracting the largest one, which could overflow."""
+    """Subtract the largest logit, so that none overflows, and divide by the temperature."""
     return (logits - logits.max(axis=-1, keepdims=True)) / temperature
 
 
@@ -100,7 +100,7 @@ def keep_top_k(logits: Float[Array, "B V"], k: Setting) -> Float[Array, "B V"]:
 
 
 def keep_top_p(logits: Float[Array, "B V"], p: Setting) -> Float[Array, "B V"]:
-    """Set all but the likeliest tokens that make up p (arXiv:1904.09751), and ties, to -inf. 0 keeps one."""
+    """Keep the likeliest tokens that make up p (arXiv:1904.09751), and ties; others get -inf. 0 keeps one."""
     kept = likeliest(logits, jax.nn.softmax(logits), jnp.maximum(p, 1e-9)) | (p >= 1)
     return jnp.where(kept, logits, -jnp.inf)
 

@@ -1,4 +1,4 @@
-"""The loop of every run that trains: evaluate, save, stop when asked, go on where a run before stopped.
+"""The loop of every run that trains: evaluate, save, stop when asked, go on where an earlier run stopped.
 
 What differs between runs is their objective: train.py's is the next token, rl.py's a reward.
 """
@@ -30,7 +30,7 @@ class Objective(Protocol):
     unused: frozenset[str] = frozenset()  # the options of train.py that it has no use for
 
     def begin(self, i: int, evaluated: bool) -> None:
-        """Prepare its own records, if it has any, for a run from iteration `i`, which may be evaluated."""
+        """Prepare its own records, if any, for a run from iteration `i`, which may be `evaluated` already."""
         return
 
     def batch(self, i: int, state: TrainState) -> Any:
@@ -40,7 +40,7 @@ class Objective(Protocol):
         """Return how many tokens of a batch are computed."""
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Consume a state, and return the next one with a report: `loss`, `grad_norm`, and what else."""
+        """Consume a state, and return the next one with a report: `loss`, `grad_norm`, and more."""
 
     def evaluate(self, i: int, state: TrainState, stop_asked: StopAsked) -> Means | None:
         """Return the means of an evaluation, the score among them; None: asked to stop."""
@@ -84,7 +84,7 @@ class Loop:
     state: TrainState
     manifest: Manifest
     loss: float | None  # the score of the state's model, as checkpoints keep it; None: not evaluated yet
-    best: float  # the least that counts so far
+    best: float  # the least loss known so far
 
     def go(self, end: int, stop_asked: StopAsked) -> int:
         """Train to iteration `end` and return 0, or until asked to stop and return that status."""
