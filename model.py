@@ -64,7 +64,7 @@ class GPTConfig:
     bias: bool = False  # biases in the linear layers and layernorms
     qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: int | None = None  # how many tokens a token attends to, itself included, as in Mistral; None: all
+    window: int | None = None  # tokens that a token attends to, itself included, as in Mistral; None: all
     tie_embeddings: bool = True  # the head shares the token embedding's weights
     dropout: float = 0.0  # rate for embeddings, attention and residuals
     document_start: int | None = None  # the token that begins a document; attention does not cross it

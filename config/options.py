@@ -44,8 +44,8 @@ class ModelShape:
     bias: bool = False  # biases in the linear layers and layernorms
     qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: Count | None = None  # how many tokens one attends to, itself included, as in Mistral; None: all
-    tie_embeddings: bool = True  # the head has the token embedding's weights
+    window: Count | None = None  # tokens that a token attends to, itself included, as in Mistral; None: all
+    tie_embeddings: bool = True  # the head shares the token embedding's weights
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
 
 
