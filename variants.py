@@ -110,9 +110,9 @@ def linear_weights(model: GPT) -> list:
 def mup_rates(options, is_block_matrix: Callable[..., bool]) -> optax.GradientTransformation:
     """Scale the updates of the matrices in the blocks, which are known by path and array.
 
-    The spectral norm of Muon's step should be proportional to sqrt(out / in) (arXiv:2310.17813), and
-    `like_adam` makes it grow with sqrt(in). So the rate is divided by n and multiplied by the root of the
-    outputs' growth. An adapter's B, whose inputs are as many at each width, keeps its rate.
+    The spectral norm of Muon's step should be proportional to sqrt(out / in) (arXiv:2310.17813). Scaled to
+    Adam's RMS, it grows with sqrt(in). So the rate is divided by n and multiplied by the root of the outputs'
+    growth. An adapter's B, whose inputs are as many at each width, keeps its rate.
     """
     n, r = width_multiplier(options), head_multiplier(options)
 

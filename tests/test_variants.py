@@ -20,7 +20,7 @@ from tests.helpers import (
     slowly,
 )
 from tests.models import TINY, changed, forward, large, random_tokens
-from training.optimizer import is_matrix
+from training.optimizer import is_block_matrix
 from training.state import create_state, model_config
 from training.step import compile_step
 from variants import Scaled, mup_rates, without_multipliers
@@ -82,7 +82,7 @@ def test_with_muon_the_rates_of_matrices_fall_with_the_root_of_the_width_and_all
     options = replace(OPTIONS, n_embd=4 * BASE, mup_base_width=BASE, optimizer="muon")
     model = model_config(options, V).build(jax.random.key(0))
     ones = jax.tree.map(np.ones_like, model)
-    scaled, _ = mup_rates(options, is_matrix).update(ones, optax.EmptyState())
+    scaled, _ = mup_rates(options, is_block_matrix).update(ones, optax.EmptyState())
     rates = arrays_by_name(scaled)
     assert (rates["blocks.mlp.c_fc.weight"] == 1 / 2).all()
     assert (rates["blocks.attn.c_q.weight"] == 1 / 2).all()  # of heads 4 times as wide
