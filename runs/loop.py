@@ -132,6 +132,8 @@ def run_loop(
     options, checkpoints = run.options, run.checkpoints
     i = int(state.step)
     loss = checkpoints.loss(i) if run.resuming else None
+    if i == 0:  # saved at a stop, and perhaps evaluated since
+        manifest = replace(manifest, to_beat=loss)
     evaluated = loss is not None
     with closing(Metrics(options, i, run.config, jax.sharding.get_mesh().size, evaluated)) as metrics:
         if options.overwrite:
