@@ -7,8 +7,7 @@
 It compiles the step that train.py would run with the device's own compiler, which needs no device. The step
 is not run: its time is that of other people's runs, by their share of the device's peak (docs/planning.md).
 
-It takes train.py's config files and options (without --vocab_size, the vocabulary is the data set's, or 50304
-if that is not prepared), and one of these:
+It takes train.py's options (--vocab_size: by default a prepared data set's, or 50304), and one of these:
 
     --on=DEVICE       RTX4090, L4, A100-40GB, A100, H100-PCIe, H100, H200, B200, with :N for N of them;
                       v5e, v5p, v6e, with a topology, as in v5e:2x4 or v5p:2x2x2
@@ -25,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from common.command_line import Name, take_options
+from common.command_line import Name, refuse_unused, take_options
 from config.options import Options, parse_options
 from data.dataset import Meta, load_meta
 from model import leaf_name
@@ -53,6 +52,7 @@ def main(argv: list[str]) -> None:
     own = PlanOptions(**values)
     options = parse_options(argv, saved_options=saved_options)
     if own.show_sharding:
+        refuse_unused(values, ["on"], ", beside --show_sharding: it is of this machine's devices")
         return show_sharding(options)
     if own.on is None:
         raise UserError("--on is missing: the device to plan for, as in --on=H100; see --help")

@@ -38,6 +38,7 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
         (["config/no_such.py", "--on=H100"], "config/no_such.py: "),
         (["--on=H100:8", "--mesh=fsdp:4"], "mesh=fsdp:4 has 4 devices, and --on=H100:8 8: use all"),
         (["--on=H100:2", "--mesh=fsdp:4"], "mesh=fsdp:4 needs 4 devices, of 2: change its axes"),
+        (["--on=H100", "--show_sharding"], "--on, beside --show_sharding: it is of this machine's devices"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(words, expected, monkeypatch):
