@@ -1,1 +1,1 @@
-"""What every command needs: the command line, errors in one line, files written whole, devices."""
+"""Every command reads its command line, says its errors, writes its files and knows its devices by this."""

@@ -75,7 +75,7 @@ STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
 class Result:
-    """What a run came to: a run's result.json, and a line of an experiment's file."""
+    """Holds what a run came to, as its result.json and a line of an experiment's file have it."""
 
     seed: Seed
     val: NonNegative | None  # the loss of the last evaluation; None: it diverged
@@ -89,7 +89,7 @@ class Result:
     versions: str
     cpu: str
     date: Date
-    # Of all the validation text, by its own evaluate.py, if it was asked for.
+    # The run's own evaluate.py measures it over all validation text, if that was asked for.
     loss: NonNegative | None = None
     bits_per_byte: NonNegative | None = None
 

@@ -223,7 +223,7 @@ NOT_WEIGHTS = (
 )
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 INDEX = "model.safetensors.index.json"
-# What is downloaded, before the files that the index names.
+# These are downloaded first, and then the files that the index names.
 FILES = ["config.json", "model.safetensors", INDEX, *TOKENIZER_FILES]
 
 Tensors = dict[str, Callable[[], np.ndarray]]  # maps a full name to a function that reads the tensor

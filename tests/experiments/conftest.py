@@ -19,7 +19,7 @@ def words(**options) -> list[str]:
 
 
 def result(seed, val, **changes) -> Result:
-    """What a run that took a minute comes to; val None: it diverged."""
+    """Return the result of a run that took a minute; with val None it diverged."""
     values = dict(seed=seed, val=val, diverged=None if val else 3, steps=6, seconds=60.0, data=None)
     return Result(**values | {"evaluations": [(6, val, val)] if val else []} | machine() | changes)
 

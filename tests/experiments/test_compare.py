@@ -207,7 +207,7 @@ def ended(compared):
     return replace(experiment, planned=3)
 
 
-# What else may stand in the place of a value of a result.
+# These may also stand in the place of a value of a result.
 NUMBER, OPTIONAL = {"a fraction", "2^31", "2^62"}, ("best", "loss", "bits_per_byte")
 RIGHT = {f"{name} is {x}" for name in ("seconds", *OPTIONAL) for x in NUMBER}
 RIGHT |= {f"{name} is null" for name in (*OPTIONAL, "losses", "data", "diverged")}
@@ -223,7 +223,7 @@ def test_a_damaged_result_is_refused_in_a_line(ended):
 
 
 def test_damaged_results_are_refused_in_a_line(ended, tmp_path):
-    """What is read is shown, as a report would: an entry, and a run in it."""
+    """Show what is read, as a report would: an entry, and a run in it."""
 
     def shown():
         record = ended.record()
