@@ -15,8 +15,7 @@ from common.files import read_json, refusing, write_whole
 from config.options import RESUMING, Options
 from data.tasks import named_tasks
 from model import GPT
-from runs.checkpoint import fingerprint
-from runs.load import changed, lasting, load_weights
+from runs.load import changed, fingerprint, lasting, load_weights
 from runs.start import Run
 from training.lora import without_adapters
 

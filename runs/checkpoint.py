@@ -4,7 +4,6 @@ Orbax stores arrays by name (`blocks.attn.c_q.weight`), so that restoring runs n
 beside them has a checksum of each. A LoRA run stores its adapters; the manifest names the base model.
 """
 
-import hashlib
 import json
 import logging
 import sys
@@ -388,12 +387,6 @@ def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     h ^= h >> 16
     return h.sum(dtype=jnp.uint32)
-
-
-def fingerprint(model: GPT) -> str:
-    """Hash a model's weights, as bfloat16, to know the base model of adapters again."""
-    rounded = {name: x.astype(jnp.bfloat16) for name, x in arrays_by_name(model).items()}
-    return hashlib.sha256(repr(sorted(checksums({"": rounded})[""].items())).encode()).hexdigest()
 
 
 def arrays_by_name(tree) -> dict[str, jax.Array]:

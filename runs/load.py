@@ -4,11 +4,13 @@ Each function raises UserError. A tokenizer is a description for data.tokenizer.
 none.
 """
 
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from common.command_line import Checkpoint
 from common.errors import UserError
@@ -16,7 +18,7 @@ from config.options import ModelOptions, Options
 from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained
 from model import GPT
-from runs.checkpoint import Checkpoints, Manifest, arrays_by_name, fingerprint, tree_of_arrays
+from runs.checkpoint import Checkpoints, Manifest, arrays_by_name, checksums, tree_of_arrays
 from training.compute import for_inference
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import model_config, state_shapes
@@ -69,6 +71,12 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     if fingerprint(model) != base["fingerprint"]:
         raise changed(f"{run}: its adapters were trained beside", base["init_from"])
     return tree_of_arrays(arrays_by_name(model), partition_trainable(shapes)[1])
+
+
+def fingerprint(model: GPT) -> str:
+    """Hash a model's weights, as bfloat16, to know the base model of adapters again."""
+    rounded = {name: x.astype(jnp.bfloat16) for name, x in arrays_by_name(model).items()}
+    return hashlib.sha256(repr(sorted(checksums({"": rounded})[""].items())).encode()).hexdigest()
 
 
 def changed(what: str, init_from: str) -> UserError:

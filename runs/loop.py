@@ -55,7 +55,7 @@ class NextToken(Objective):
 
     def __init__(self, run: Run, step: Callable, evaluate: Evaluate):
         self.batches = StepBatches(run.options, run.dataset)
-        self.compiled, self.losses = step, evaluate
+        self.compiled_step, self.mean_losses = step, evaluate
 
     def batch(self, i, state):
         return self.batches(i)  # x and y (A, B, T): y is one token later
@@ -64,10 +64,10 @@ class NextToken(Objective):
         return batch[0].size
 
     def step(self, state, batch):
-        return self.compiled(state, *batch)
+        return self.compiled_step(state, *batch)
 
     def evaluate(self, i, state, stop_asked):
-        losses = self.losses(state.model, stop_asked)
+        losses = self.mean_losses(state.model, stop_asked)
         return losses and {f"{split}/loss": loss for split, loss in losses.items()}
 
     def describe(self, means):
@@ -118,7 +118,7 @@ class Loop:
         options, score = self.run.options, self.objective.score
         self.loss = score.as_loss(means[f"val/{score.name}"])
         improved, self.best = self.loss < self.best, min(self.loss, self.best)
-        if i == 0:
+        if i == 0:  # the seed makes this model again, so that its loss alone is kept
             self.manifest = replace(self.manifest, to_beat=self.loss)
         if (i > 0 or i == options.max_iters) and (improved or options.always_save_checkpoint):
             self.run.checkpoints.save(self.state, self.manifest, self.loss)  # copies what a step donates

@@ -19,8 +19,8 @@ from hub.weights import open_pretrained
 from model import GPTConfig, leaf_name
 from parallel.machines import check_same, on_process_0, shared
 from parallel.mesh import check_fit
-from runs.checkpoint import Checkpoints, Damaged, Manifest, fingerprint, latest_manifest
-from runs.load import is_run, lasting, load_base, load_weights
+from runs.checkpoint import Checkpoints, Damaged, Manifest, latest_manifest
+from runs.load import fingerprint, is_run, lasting, load_base, load_weights
 from training.compute import choose_how
 from training.lora import without_adapters
 from training.state import (

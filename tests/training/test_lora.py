@@ -14,8 +14,8 @@ from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from parallel.mesh import make_mesh
-from runs.checkpoint import arrays_by_name, fingerprint
-from runs.load import load_run
+from runs.checkpoint import arrays_by_name
+from runs.load import fingerprint, load_run
 from tests.helpers import (
     FLOAT32_ROUNDING,
     assert_close,
