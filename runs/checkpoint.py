@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from jax import lax
 from jax.experimental.multihost_utils import process_allgather
@@ -311,52 +310,42 @@ class Checkpoints:
         return eqx.combine(self._restore(iteration, model=weights)["model"], base or none)
 
     def _restore(self, iteration: int, **trees) -> dict:
-        """Restore arrays by their trees' names. Raises Damaged, or OSError for a read error."""
-        try:
-            arrays = self._read(iteration, trees)
-        except Damaged:
-            with suppress(Damaged), jax.enable_x64():
-                saved = self._read(iteration, trees, as_saved=True)
-                if any(shapes(saved[item]) != shapes(arrays_by_name(tree)) for item, tree in trees.items()):
-                    raise UserError(
-                        f"{self.folder}/{iteration}: its arrays have other names, shapes or dtypes than here "
-                        "(float32, also under JAX_ENABLE_X64): go on with the version that wrote it"
-                    ) from None
-            raise
-        return {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
-
-    def _read(self, iteration: int, trees: dict, as_saved: bool = False) -> dict[str, dict]:
-        """Read arrays, in the shapes and dtypes of `trees` or as saved, and check them. See `_restore`."""
+        """Restore arrays by their trees' names. Raises Damaged, UserError, or OSError for a read error."""
         path = self.folder / str(iteration)
         saved = self.manifest(iteration).checksums
+        wanted = {item: arrays_by_name(tree) for item, tree in trees.items()}
         try:
             with quiet():
-                like = {
-                    item: arrays_like(path / item) if as_saved else arrays_by_name(trees[item])
-                    for item in trees
-                }
-                wanted = {item: ocp.args.StandardRestore(arrays) for item, arrays in like.items()}
-                arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
+                if any(saved_shapes(path / item, saved[item]) != shapes(wanted[item]) for item in wanted):
+                    raise UserError(
+                        f"{path}: its arrays have other names, shapes or dtypes than here (float32, also "
+                        "under JAX_ENABLE_X64): go on with the version that wrote it"
+                    )
+                args = {item: ocp.args.StandardRestore(like) for item, like in wanted.items()}
+                arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**args)).items())
             found = checksums(arrays)
             wrong = [name for item in found for name in found[item] if found[item][name] != saved[item][name]]
-        except (jax.errors.JaxRuntimeError, MemoryError):  # there is too little memory, or a process is lost
+        # There is too little memory, or a process is lost.
+        except (UserError, MemoryError, jax.errors.JaxRuntimeError):
             raise
         except Exception as error:  # a damaged file makes Orbax and TensorStore raise many kinds
             check_readable(path)
             raise Damaged(path, first_line(error)) from None
         if wrong:
             raise Damaged(path, f"{wrong[0]} is not what was saved")
-        return arrays
+        return {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
 
 
-def arrays_like(item: Path) -> dict[str, np.ndarray]:
-    """Return empty arrays by name, in the shapes and dtypes of an item of a checkpoint."""
+def saved_shapes(item: Path, checksums: dict[str, int]) -> dict[str, tuple]:
+    """Return the shapes and dtypes in an item of a checkpoint. Raises ValueError for others than it saved."""
     saved: Any = ocp.StandardCheckpointer().metadata(item).item_metadata
-    return {name: np.empty(x.shape, x.dtype) for name, x in saved.tree.items()}
+    if saved.tree.keys() != checksums.keys():
+        raise ValueError("it has not the arrays that were saved")
+    return shapes(saved.tree)
 
 
 def shapes(arrays: dict[str, Any]) -> dict[str, tuple]:
-    return {name: (x.shape, x.dtype) for name, x in arrays.items()}
+    return {name: (tuple(x.shape), x.dtype) for name, x in arrays.items()}
 
 
 def check_readable(folder: Path) -> None:
