@@ -1,7 +1,7 @@
 """Serve a trained model: OpenAI's API at /v1, and a page in the browser at /.
 
 python serve.py --out_dir=out-quickstart            every option: python serve.py --help
-curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def ", "max_tokens": 64}'
+curl http://127.0.0.1:8000/v1/completions --json '{"prompt": "def ", "max_tokens": 64}'
 """
 
 import os
@@ -16,10 +16,8 @@ from tools.serving.server import LOOPBACK, ServeOptions, Server
 
 def main(argv: list[str]) -> None:
     options = ServeOptions(**given(argv, ServeOptions))
-    if options.follow and options.init_from != "resume":
-        raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")
-    if options.follow and options.checkpoint != "last":
-        raise UserError(f"--checkpoint={options.checkpoint}: --follow=True serves the last one alone")
+    if options.follow and (options.init_from, options.checkpoint) != ("resume", "last"):
+        raise UserError("--follow=True serves a run's last checkpoint: leave out --init_from and --checkpoint")
     with listen(options) as listener:
         server = Server(options, listener)
         print(f"starting at {server.address}", flush=True)

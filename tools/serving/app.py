@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from generation.engine import FIRST
 from parallel.machines import choose_device, keep_compiled_programs
 from parallel.mesh import make_mesh
-from tools.serving.completions import ChatCompletion, Completion, respond
+from tools.serving.completions import respond
 from tools.serving.insight import Here, inside
 from tools.serving.requests import ChatBody, CompletionBody, check_model
 from tools.serving.served import Served, follow, load_served
@@ -48,9 +48,8 @@ def make_app(served: Served) -> FastAPI:
         exception_handlers=dict.fromkeys([HTTPException, RequestValidationError, Exception], answer_error),
     )
     app.add_api_route("/health", health)
-    key = [Depends(require_key)] if served.api_key else []
-    app.include_router(api, dependencies=key)
-    app.include_router(inside, dependencies=key)
+    for router in (api, inside):
+        app.include_router(router, dependencies=[Depends(require_key)] if served.api_key else [])
     app.frontend("/", directory=PAGE, fallback=None)
     app.state.served = served
     return app
@@ -62,16 +61,16 @@ api = APIRouter()
 async def health(served: Here) -> JSONResponse:
     """Whether the server computes; how many requests run, or wait."""
     worker = served.worker
-    figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.engine.slots}
-    code = 200 if worker.works and worker.compiled >= FIRST else 503  # once it can give a first answer
-    told = {"status": worker.status, **figures, "version": worker.version, "error": worker.refused}
-    return JSONResponse(told, code)
+    told = {"status": worker.status, "version": worker.version, "slots": worker.slots}
+    told |= {"running": len(worker.running), "pending": len(worker.pending)}
+    ready = worker.works and worker.compiled >= FIRST  # it can give a first answer
+    return JSONResponse(told, 200 if ready else 503)
 
 
 @api.get("/metrics")
 async def metrics(served: Here) -> Response:
     """Figures for Prometheus."""
-    figures = generate_latest(served.worker.metrics.registry)
+    figures = generate_latest(served.worker.figures.registry)
     return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -94,12 +93,12 @@ async def one_model(name: str, served: Here) -> dict:
 
 @api.post("/v1/completions")
 async def completions(request: Request, served: Here, fields: CompletionBody) -> Response:
-    return await respond(request, await Completion.begin(served, fields))
+    return await respond(request, served, fields)
 
 
 @api.post("/v1/chat/completions")
 async def chat_completions(request: Request, served: Here, fields: ChatBody) -> Response:
-    return await respond(request, await ChatCompletion.begin(served, fields))
+    return await respond(request, served, fields)
 
 
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]

@@ -5,7 +5,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Self
+from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from generation.engine import Request
 from tools.serving.requests import ChatBody, CompletionBody, read_request
 from tools.serving.served import Served
-from tools.serving.server import ApiError, disconnected
+from tools.serving.server import ApiError
 from tools.serving.text import Continuation, Token, spelling
 
 
@@ -22,11 +22,6 @@ class Completion:
 
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
-
-    @classmethod
-    async def begin(cls, served: Served, fields: CompletionBody | ChatBody) -> Self:
-        """Encode the texts in a thread, for they may be long, and submit them. Raises ApiError."""
-        return cls(served, fields, await asyncio.to_thread(read_request, fields, served))
 
     def __init__(self, served: Served, fields: CompletionBody | ChatBody, requests: list[Request]):
         """Submit what `read_request` returns. Raises ApiError."""
@@ -156,9 +151,12 @@ class ChatCompletion(Completion):
         return {"token": self.name(token), "bytes": raw, "logprob": logprob}
 
 
-async def respond(http: HttpRequest, answer: Completion) -> Response:
+async def respond(http: HttpRequest, served: Served, fields: CompletionBody | ChatBody) -> Response:
     """Answer in a stream, or at the end; stop when the client goes away. Raises ApiError."""
-    if answer.fields.stream:
+    kind = ChatCompletion if isinstance(fields, ChatBody) else Completion
+    # In a thread, because the texts that it encodes may be long.
+    answer = kind(served, fields, await asyncio.to_thread(read_request, fields, served))
+    if fields.stream:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(answer.events(), 200, headers, "text/event-stream")
     complete = asyncio.create_task(answer.complete())
@@ -170,6 +168,12 @@ async def respond(http: HttpRequest, answer: Completion) -> Response:
         complete.cancel()
         left.cancel()
         answer.cancel()
+
+
+async def disconnected(request: HttpRequest) -> None:
+    """Return when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def event(value: dict) -> str:

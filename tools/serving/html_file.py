@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.command_line import spell
 from common.errors import UserError
 from data.conversations import Renderer, render
 from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
@@ -26,19 +25,17 @@ from tools.serving.server import PAGE
 MAX_TOKENS = 1024  # new ones that the page may ask for
 # The page asks nobody for anything. Its modules are data: URLs, which an import map names.
 ASKS_NOBODY = "default-src 'none'; img-src data: blob:; base-uri 'none'; form-action 'none'"
-# These are regular expressions of JavaScript, whose own \s is not quite Unicode's white space.
+# How the tokenizers that the page knows split words: GPT-2's, Llama 3's, and Qwen's, with other digits.
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-SPACES = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-# What means the same in JavaScript as in the library, of a Split's regular expression: no ASCII \w, \d or \b,
-# no possessive quantifiers, scripts or lines, no {2}? (optional there), nothing repeated that may be empty;
-# a lookahead stands behind a + alone.
-ESCAPED = r"\\[pP]\{[A-Z][a-z]?\}|\\[rntf]|\\[\^$\\.*+?()\[\]{}|/]"
-ATOM = rf"{ESCAPED}|\\[sS]|\[\^?(?:{ESCAPED}|\\[s-]|[^\[\]\\&])+\]|[^\^$\\.*+?()\[\]{{}}|]"
-QUANTIFIER = r"[?*+]\??|\{(?:\d+,?|[01],[1-9])\}"
-LOOKAHEAD = rf"(?:{ATOM})\+\(\?[!=](?:{ATOM})\)"
-GROUP = rf"\((?:\?:)?(?:{ATOM})+(?:\|(?:{ATOM})+)*\)"
-SHARED = re.compile(rf"(?:{LOOKAHEAD}|{GROUP}(?:{QUANTIFIER})|(?:{ATOM})(?:{QUANTIFIER})?|\((?:\?:)?|[|)])*")
-CONTRACTIONS = re.compile(r"\(\?i:((?:\|?'(?:[sdmt]|ll|ve|re))+)\)")  # not every browser knows (?i:
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = [CONTRACTIONS + WORDS.replace("DIGITS", digits) for digits in (r"\p{N}{1,3}", r"\p{N}")]
+# The same in JavaScript. Not every browser knows (?i:, whose s is a long one, too; \s is not quite Unicode's.
+IN_JAVASCRIPT = {
+    CONTRACTIONS: "'(?:[sSſdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])",
+    r"\s": r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]",
+    r"\S": r"[^\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]",
+}
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 SYSTEM_FIRST = ["system", "user", "assistant", "user"]
 ADVICE = (
@@ -146,9 +143,9 @@ def conversations(chat: Renderer) -> dict[str, Any]:
 
     Raises UserError for one with which a message may spell a special token, or that does more than to join.
     """
-    between, apart = {}, []  # apart: an answer begins with a token of its own
+    between, apart = {}, set()  # apart: whether an answer begins with a token of its own
 
-    def pieces(roles: list[str], mark: str) -> dict[str, str]:
+    def add(roles: list[str], mark: str) -> None:
         contents = [f"{mark}{i}{mark}" for i in range(len(roles))]
         messages = [{"role": role, "content": x} for role, x in zip(roles, contents, strict=True)]
         names = chat.names | {"strftime_now": no_date}
@@ -156,19 +153,20 @@ def conversations(chat: Renderer) -> dict[str, Any]:
         said = [text.index(x) for x, role in zip(contents, roles, strict=True) if role == "assistant"]
         if answers and said != [begin for begin, _ in answers]:
             raise ValueError("what is learned is not what the assistant says")
-        apart.append(len(answers) > 0)
-        places = [f"{a}>{b}" for a, b in pairwise(["", *roles, ""])]
-        return dict(zip(places, re.split("|".join(contents), text), strict=True))
+        apart.add(len(answers) > 0)
+        written = re.split("|".join(contents), text)
+        for roles_beside, piece in zip(pairwise(["", *roles, ""]), written, strict=True):
+            if between.setdefault(">".join(roles_beside), piece) != piece:
+                raise ValueError("it does not write the same between all messages of two roles")
 
     try:
-        for roles in (SYSTEM_FIRST, SYSTEM_FIRST[1:]):
-            between |= pieces(roles, "\u2603")
-        # A template may strip space and thoughts.
-        again = [pieces([*SYSTEM_FIRST, *SYSTEM_FIRST[2:]], mark) for mark in (" \n", "</think>")]
-        same = all(each.items() <= between.items() for each in again)
+        for mark in ("\u2603", " \n", "</think>"):  # a template may strip space and thoughts
+            add(SYSTEM_FIRST, mark)
+            add(SYSTEM_FIRST[1:], mark)
+            add([*SYSTEM_FIRST, *SYSTEM_FIRST[2:]], mark)
         separate = all(text for roles, text in between.items() if all(roles.split(">")))
         special = chat.tokenizer.names
-        if same and separate and not any(joins(text, name) for text in between.values() for name in special):
+        if separate and not any(joins(text, name) for text in between.values() for name in special):
             return {"between": between, "start": chat.learned_start, "apart": all(apart)}
     except Exception:
         pass  # of a template that refuses a system message, changes what is said, or asks for the date
@@ -215,12 +213,14 @@ def in_javascript(tokenizer: Tokenizer, template: str = "") -> dict[str, Any]:
         tokens[i] = token
     plain, more = (tokenizer.encode("a", add_special_tokens=add).tolist() for add in (False, "before"))
     begin = more.index(plain[0])
+    for ours, javascripts in IN_JAVASCRIPT.items():
+        pattern = pattern.replace(ours, javascripts)
     return {
         "tokens": tokens,
         "special": special,
         "added": [name for name in tokenizer.added if name not in template],
         "later": later,
-        "pattern": re.sub(r"\[(?:\\.|[^\]])*\]|\\.|\((?!\?)", as_javascript, pattern),
+        "pattern": pattern,
         "around": [more[:begin], more[begin + len(plain) :]],
         "alphabet": spelled(bytes(range(256))),
         "merges": merges,
@@ -237,10 +237,8 @@ def pattern_of(library: dict[str, Any]) -> str:
         case [
             {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
             {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-        ]:
-            pattern = CONTRACTIONS.sub(in_either_case, pattern)
-            if not SHARED.fullmatch(pattern):
-                raise UserError(f"the tokenizer splits words by {spell(pattern)}: {ADVICE}")
+        ] if pattern in SPLITS:
+            pass
         case _:
             pattern = None
     names = "byte_fallback", "continuing_subword_prefix"  # a loaded one has no dropout, and no suffix
@@ -249,19 +247,6 @@ def pattern_of(library: dict[str, Any]) -> str:
     if model["type"] != "BPE" or pattern is None or library["normalizer"] or any(odd):
         raise UserError(f"the tokenizer, {model['type']} with rules of its own: {ADVICE}")
     return pattern
-
-
-def as_javascript(found: re.Match) -> str:
-    """Write Unicode's white space in place of \\s, within brackets or alone; groups capture nothing."""
-    if found[0].startswith("["):
-        return re.sub(r"\\.", lambda x: SPACES if x[0] == r"\s" else x[0], found[0])
-    return {r"\s": f"[{SPACES}]", r"\S": f"[^{SPACES}]", "(": "(?:"}.get(found[0], found[0])
-
-
-def in_either_case(found: re.Match) -> str:
-    """Write the letters of contractions in both cases. A long s is an s, too."""
-    letters = re.sub("[a-z]", lambda x: f"[{x[0]}{x[0].upper()}]", found[1])
-    return f"(?:{letters.replace('[sS]', '[sSſ]')})"
 
 
 def spelled(data: bytes) -> str:

@@ -1,6 +1,5 @@
 """The routes of the page: the model, its run, how it decides about a text. See docs/reference/inside.md."""
 
-import asyncio
 import base64
 import sys
 from collections.abc import AsyncGenerator, Iterator
@@ -24,15 +23,13 @@ from model import GPT
 from runs.checkpoint import arrays_by_name
 from tools.inside.views import attention, heads, lens, limits, padded
 from tools.serving.requests import Body, Drawing, Ids, Message, read_ids, read_messages
-from tools.serving.rollouts import NAME as ROLLOUTS
-from tools.serving.rollouts import read_rollouts
-from tools.serving.served import RunFolder, Served
-from tools.serving.server import ApiError, disconnected
+from tools.serving.run_folder import ROLLOUTS, RunFolder
+from tools.serving.served import Served
+from tools.serving.server import ApiError
 from tools.serving.text import read_prompt, spelling
 
 EXAMPLE = 64  # tokens of the validation text
 LIKELIEST = 10  # tokens of a place
-VIEWS = 32  # that are computed or wait
 
 inside = APIRouter(prefix="/inside")
 
@@ -45,22 +42,11 @@ Here = Annotated[Served, Depends(served_of)]
 
 
 async def turn(request: Request, served: Here) -> AsyncGenerator[None]:
-    """Have one view computed at a time. Raises ApiError if many wait, or the client goes before its turn."""
-    if served.views >= VIEWS:
-        message = f"{served.views} views are computed or wait: try again later"
-        raise ApiError(message, status=429, code="rate_limit_exceeded")
-    served.views += 1
-    gone, mine = map(asyncio.create_task, (disconnected(request), served.turn.acquire()))
-    try:
-        await asyncio.wait({gone, mine}, return_when=asyncio.FIRST_COMPLETED)
-        if not mine.done():
+    """Have one view computed at a time, and none whose client has gone meanwhile. Raises ApiError."""
+    async with served.turn:
+        if await request.is_disconnected():
             raise ApiError("the client has gone", status=499)
         yield
-    finally:
-        served.views -= 1
-        gone.cancel()
-        if not mine.cancel():  # it has the lock
-            served.turn.release()
 
 
 IN_TURN = [Depends(turn)]
@@ -123,7 +109,7 @@ def the_run(served: Served) -> RunFolder:
 def rollouts(served: Here) -> Response:
     """The answers that the run which is served learned from, and the texts of their tokens."""
     try:
-        groups = read_rollouts(served.run.out_dir) if served.run else []
+        groups = served.run.rollouts() if served.run else []
     except UserError as error:
         raise ApiError(str(error), status=500, code="damaged") from None
     ids = [i for group in groups for answer in group["answers"] for i in answer["tokens"]]
@@ -215,7 +201,7 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
     ids = read_text(fields, served, limits(served.model.config)["tokens"])
     if fields.prompt > len(ids):
         raise ApiError(f"prompt is {fields.prompt}, and the text has {len(ids)} tokens", "prompt")
-    with served.worker.on_devices():
+    with jax.set_mesh(served.worker.mesh):
         model = weights_of(served, fields.checkpoint)
         seen = places(limit_vocabulary(model, served.vocab_size), ids, fields.prompt, fields)
     columns = seen.likeliest.tolist(), *(rounded(np.asarray(x)) for x in seen[1:])
@@ -229,7 +215,7 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
 def attention_of(served: Here, fields: Text) -> Response:
     """The attention weights of every head: the rows up to the diagonal, in 65535ths."""
     ids = read_text(fields, served, limits(served.model.config)["attention"])
-    with served.worker.on_devices():
+    with jax.set_mesh(served.worker.mesh):
         weights = attention(weights_of(served, fields.checkpoint), ids)  # (L, H, T, T)
     L, H, T, _ = weights.shape
     rows, columns = np.tril_indices(T)
@@ -241,7 +227,7 @@ def attention_of(served: Here, fields: Text) -> Response:
 def lens_of(served: Here, fields: LensBody) -> Response:
     """What the head predicts after each layer, and the norms of the residual stream and its parts."""
     ids = read_text(fields, served, limits(served.model.config)["lens"])
-    with served.worker.on_devices():
+    with jax.set_mesh(served.worker.mesh):
         seen = lens(weights_of(served, fields.checkpoint), ids, min(fields.k, served.vocab_size))
     numbers = {name: rounded(x) for name, x in seen._asdict().items() if name != "tokens"}
     return with_tokens(
@@ -257,7 +243,7 @@ def cell_of(served: Here, fields: CellBody) -> Response:
     for name, n in most.items():
         if getattr(fields, name) >= n:
             raise ApiError(f"{name} is {getattr(fields, name)}, expected less than {n}", name)
-    with served.worker.on_devices():
+    with jax.set_mesh(served.worker.mesh):
         seen = heads(weights_of(served, fields.checkpoint), ids)
     upto, shared = slice(fields.reader + 1), fields.head * config.kv_heads // config.n_head
     query = seen.queries[fields.layer, fields.head, fields.reader]

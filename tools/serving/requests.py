@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from common.command_line import Fraction, Penalty, Repetition, TopK, TopP, spell
 from common.errors import UserError
@@ -16,8 +16,9 @@ from generation.sampling import Settings
 from tools.serving.served import Served
 from tools.serving.server import ApiError
 
+MAX_TOKENS = "max_tokens", "max_completion_tokens"  # OpenAI's older and newer name
 AT_EASE = 10**5  # characters, which are encoded in a blink even in quadratic time
-SEQUENCES = 128  # of one request: prompts times n
+SEQUENCES = 128  # prompts of a request, and continuations of each
 
 
 class Body(BaseModel):
@@ -55,13 +56,12 @@ class Drawing(Body):
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: bool = False  # what is not streamed has it anyway
 
 
 class Common(Drawing):
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=0)
-    max_completion_tokens: int | None = Field(None, ge=0)  # OpenAI's newer name of max_tokens
+    max_tokens: int | None = Field(None, ge=0, validation_alias=AliasChoices(*MAX_TOKENS))
     n: int = Field(1, ge=1, le=SEQUENCES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[
@@ -111,62 +111,46 @@ class ChatBody(Common):
 
     @property
     def likeliest(self) -> int | None:
-        return self.top_logprobs if self.logprobs else None
+        return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
 
 def read_request(fields: CompletionBody | ChatBody, served: Served) -> list[Request]:
     """Return what the engine is asked, n times each prompt. Raises ApiError."""
     check_model(fields.model, served)
-    wanted = check_options(fields, served)
-    most = served.model.config.block_size
-    ends = (*fields.stop_token_ids, *served.ends)
-    check_ids(served, "stop_token_ids", fields.stop_token_ids)
     biases = {int(i): bias for i, bias in fields.logit_bias.items()}
+    check_ids(served, "stop_token_ids", fields.stop_token_ids)
     check_ids(served, "logit_bias", biases)
+    block_size = served.model.config.block_size
     if isinstance(fields, ChatBody):
+        param, wanted = "messages", block_size
         prompts = [read_messages(served, fields.messages)]
-        param = "messages"
     else:
+        param, wanted = "prompt", 16  # as OpenAI's
         prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
-        param = "prompt"
-    if (length := max(map(len, prompts))) > most:
+    if (length := max(map(len, prompts))) > block_size:
         raise too_long(served, param, f"resulted in {length} tokens")
+    if fields.n * len(prompts) > served.worker.room:
+        message = (
+            f"{len(prompts)} prompts times n={fields.n} are more than {served.worker.room}, the most here"
+        )
+        raise ApiError(message, "n")
+    wanted = min(wanted, served.max_tokens) if fields.max_tokens is None else fields.max_tokens
+    if wanted > served.max_tokens:
+        raise ApiError(f"max_tokens is {spell(wanted)}, expected {served.max_tokens} at most", "max_tokens")
     seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32
-    requests = [
+    return [
         Request(
             prompt,
             key_of_row(np.uint32(seed), np.uint32(row)),  # so choice i is sample i of sample.py
             wanted,
             fields.settings,
             biases,
-            ends,
+            (*fields.stop_token_ids, *served.ends),
             logprobs=fields.likeliest is not None,
             prompt_logprobs=fields.likeliest is not None and fields.echo,
         )
         for row, prompt in enumerate(prompt for prompt in prompts for _ in range(fields.n))
     ]
-    return requests
-
-
-def check_options(fields: CompletionBody | ChatBody, served: Served) -> int:
-    """Return how many new tokens are wanted. Raises ApiError for fields that do not fit together."""
-    chat = isinstance(fields, ChatBody)
-    if chat and fields.top_logprobs and not fields.logprobs:
-        raise ApiError("top_logprobs needs logprobs: give logprobs=true", "top_logprobs")
-    if "stream_options" in fields.model_fields_set and not fields.stream:
-        raise ApiError("stream_options needs stream: give stream=true", "stream_options")
-    n, room = 1 if chat else len(fields.prompt), min(SEQUENCES, served.worker.room)
-    if fields.n * n > room:
-        message = f"{n} prompts times n={fields.n} are more than {room}, which run or wait here"
-        raise ApiError(message, "n")
-    given = {n for n in (fields.max_tokens, fields.max_completion_tokens) if n is not None}
-    if len(given) > 1:
-        raise ApiError("max_tokens and max_completion_tokens differ: give one of the two", "max_tokens")
-    default = served.model.config.block_size if chat else 16  # as OpenAI's
-    wanted = given.pop() if given else min(default, served.max_tokens)
-    if wanted > served.max_tokens:
-        raise ApiError(f"max_tokens is {spell(wanted)}, expected {served.max_tokens} at most", "max_tokens")
-    return wanted
 
 
 def too_long(served: Served, param: str, what: str) -> ApiError:

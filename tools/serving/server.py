@@ -10,17 +10,16 @@ from typing import Annotated, ClassVar
 import h11
 import uvicorn
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
 from pydantic import Field
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.command_line import Count, Name, matching
@@ -102,13 +101,12 @@ class Server(uvicorn.Server):
         self.error: BaseException | None = None  # of the thread that loads and computes
         page = Mount("/", StaticFiles(directory=PAGE, html=True))
         self.app: ASGIApp = Starlette(routes=[page], exception_handlers={HTTPException: self.tell_status})
-        checked = refusing(lambda *call: self.app(*call), options.origins)
+        # A page of another site may not send JSON, which all that computes asks for, unless CORS allows it.
+        app = CORSMiddleware(
+            lambda *call: self.app(*call), options.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
         settings = uvicorn.Config(
-            TrustedHostMiddleware(
-                CORSMiddleware(checked, options.origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
-                options.hosts,
-                www_redirect=False,
-            ),
+            TrustedHostMiddleware(app, options.hosts, www_redirect=False),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -137,33 +135,6 @@ class Server(uvicorn.Server):
         return JSONResponse(starting.body() | {"status": self.status}, 503, starting.headers)
 
 
-def refusing(app: ASGIApp, origins: list[str]) -> ASGIApp:
-    """Refuse calls from pages of other sites than `origins`, and bodies that are compressed."""
-
-    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = MutableHeaders(scope=scope)
-        origin = headers.get("origin")
-        own = origin is None or origin.partition("://")[2] == headers.get("host")
-        if not own and origin not in origins:
-            refused = ApiError("a page of another site may not ask", status=403, code="forbidden")
-        elif headers.get("content-encoding", "identity") != "identity":
-            refused = ApiError("the body is compressed: send it as it is", status=415)
-        else:
-            if scope["method"] == "HEAD":  # uvicorn, whose scope stays, sends no body
-                scope = {**scope, "method": "GET"}
-            headers["content-type"] = "application/json"  # also of what `curl -d` calls a form
-            return await app(scope, receive, send)
-        await refused.response()(scope, receive, send)
-
-    return checked
-
-
-async def disconnected(request: Request) -> None:
-    """Return when the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 # Errors as clients see them: OpenAI's error object, with an HTTP status
 
 KINDS = {429: "requests", 500: "server_error", 503: "server_error"}  # OpenAI's types, by status
@@ -184,21 +155,18 @@ class ApiError(HTTPException):
         return JSONResponse(self.body(), self.status_code, self.headers)
 
 
-async def answer_error(request: Request, error: Exception) -> Response:
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
     match error:
         case ApiError():
             return error.response()
         case RequestValidationError():
             return bad_field(error).response()
-        case HTTPException():  # of FastAPI: an unknown path, for example
+        case HTTPException():  # of FastAPI: an unknown path; 400: a body that is no text, or too deep
             message = f"{request.method} {request.url.path[:100]}: {error.detail}"
-            if request.method == "OPTIONS" and error.status_code == 405:
-                return Response(status_code=204, headers=error.headers)
-            # Its 400 is of a body that is no text, or too deep.
             code = "invalid_json" if error.status_code == 400 else None
-            answer = ApiError(message, status=error.status_code, code=code).response()
-            answer.headers.update(error.headers or {})  # such as Allow
-            return answer
+            answer = ApiError(message, status=error.status_code, code=code)
+            answer.headers = error.headers  # such as Allow
+            return answer.response()
     return ApiError("the server made a mistake; its log says more", status=500, code="internal").response()
 
 
@@ -211,4 +179,5 @@ def bad_field(error: RequestValidationError) -> ApiError:
     expected = dict.fromkeys(x["msg"] for x in errors if x["loc"][1:2] == place[:1])
     path = ".".join(map(str, place))[:100].encode(errors="replace").decode()  # half a character is no text
     param = path.split(".")[0] or None
-    return ApiError(f"{path or 'the body'}: {' or '.join(expected)}", param, code="invalid_value")
+    where = path or "the body, JSON of the Content-Type application/json"
+    return ApiError(f"{where}: {' or '.join(expected)}", param, code="invalid_value")

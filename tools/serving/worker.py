@@ -1,20 +1,20 @@
 """The engine's thread. HTTP handlers submit requests to it; each submission has a queue for what it makes."""
 
 import asyncio
-import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+import jax
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from common.errors import UserError
-from common.files import first_line
-from generation.decode import CHUNK
+from common.files import refusing
+from generation.decode import CHUNK, limit_vocabulary
 from generation.engine import Engine, Piece, Request
 from model import GPT
 from tools.serving.server import ApiError
@@ -34,57 +34,28 @@ class Job:
     submitted: float | None = field(default_factory=time.perf_counter)  # None: a token was drawn since
 
 
-class Figures:
-    """What Prometheus reads: counters, and gauges that are computed when it asks."""
-
-    def __init__(self):
-        self.registry = own = CollectorRegistry()
-        self.requests = Counter("nanojaxgpt_requests", "Texts asked for: prompts times n", registry=own)
-        self.prompt_tokens = Counter("nanojaxgpt_prompt_tokens", "Tokens of their prompts", registry=own)
-        self.new_tokens = Counter("nanojaxgpt_new_tokens", "Tokens drawn", registry=own)
-        self.first_token = Histogram(
-            "nanojaxgpt_first_token_seconds", "Wait for a text's first token", buckets=SECONDS, registry=own
-        )
-
-    def add_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        Gauge(f"nanojaxgpt_{name}", text, registry=self.registry).set_function(read)
-
-
 class Worker:
     """The thread that steps an engine, and when idle compiles its programs."""
 
-    def __init__(
-        self,
-        model: GPT,
-        version: str,  # of the model's weights
-        make_engine: Callable[[GPT], Engine],
-        on_devices: Callable[[], AbstractContextManager],
-        max_waiting: int,
-    ):
-        """Allocate all slots. Raises UserError."""
-        self.model, self.version = model, version
+    def __init__(self, model: GPT, version: str, vocab_size: int, slots: int, max_waiting: int):
+        """Allocate all slots, on the devices of the mesh that is set. Raises UserError.
+
+        `version` is that of the weights. The model may draw the first `vocab_size` tokens.
+        """
+        self.model, self.version, self.vocab_size, self.slots = model, version, vocab_size, slots
         self.newer: tuple[GPT, str] | None = None  # to go on with when nothing runs
-        self.make_engine, self.on_devices = make_engine, on_devices
         self.pending: set[Job] = set()  # to be finished; asyncio's thread alone changes it
         self.waiting: deque[Job] = deque()  # those without a slot, in order
         self.running: dict[int, Job] = {}  # by slot
+        self.room = slots + max_waiting
         self.wake = threading.Event()
         self.stopping = False
         self.per_token = 0.0  # seconds, of the last step
         self.compiled = 0  # of the engine's programs
         self.error: UserError | None = None  # that stopped it
-        self.refused: str | None = None  # why newer weights are not served
-        try:
-            self.engine = make_engine(model)
-        except Exception as error:
-            raise cannot_start(error) from None
-        self.room = self.engine.slots + max_waiting
-        self.metrics = Figures()
-        gauge = self.metrics.add_gauge
-        gauge("slots", "Requests computed together", lambda: self.engine.slots)
-        gauge("running", "Requests in slots", lambda: len(self.running))
-        gauge("waiting", "Requests without a slot", lambda: len(self.waiting))
-        gauge("cache_used_ratio", "Part of the cache that is filled", lambda: self.engine.filled)
+        self.mesh = jax.sharding.get_mesh()
+        self.engine = self.make_engine()
+        self.figures = Figures(self)
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called by other threads
@@ -102,8 +73,8 @@ class Worker:
         self.pending.update(jobs)
         self.waiting.extend(jobs)
         self.wake.set()
-        self.metrics.requests.inc(len(requests))
-        self.metrics.prompt_tokens.inc(sum(len(request.prompt) for request in requests))
+        self.figures.requests.inc(len(requests))
+        self.figures.prompt_tokens.inc(sum(len(request.prompt) for request in requests))
         return jobs
 
     def cancel(self, job: Job) -> None:
@@ -116,11 +87,8 @@ class Worker:
                 job.made.put_nowait((job, piece))
                 if isinstance(piece, ApiError) or piece.finished:
                     self.pending.discard(job)
-                if isinstance(piece, Piece) and len(piece.tokens):
-                    self.metrics.new_tokens.inc(len(piece.tokens))
-                    if job.submitted is not None:
-                        self.metrics.first_token.observe(time.perf_counter() - job.submitted)
-                        job.submitted = None
+                if isinstance(piece, Piece):
+                    self.figures.count(job, len(piece.tokens))
 
     @property
     def works(self) -> bool:
@@ -152,22 +120,31 @@ class Worker:
     # Called by the engine's thread
 
     def run(self) -> None:
-        with self.on_devices():
+        with jax.set_mesh(self.mesh):
             while self.waiting or self.running or not self.stopping:
                 try:
                     self.turn()
-                except Exception as error:
+                except UserError as error:  # there is no engine
+                    self.error, self.stopping = error, True
+                    self.fail(self.waiting, error)
+                    self.waiting.clear()
+                except Exception as error:  # what runs is lost with its cache
                     traceback.print_exc()
-                    self.start_again(error)
+                    self.newer = self.newer or (self.model, self.version)
+                    self.fail(self.running.values(), error)
+                    self.running.clear()
 
     def turn(self) -> None:
-        """Free the slots of cancelled jobs, fill free ones, and step; when idle, compile."""
+        """Free the slots of cancelled jobs, fill free ones, and step; when idle, compile. Raises any error.
+
+        It is a UserError if there can be no engine.
+        """
         self.wake.clear()
         for slot in [slot for slot, job in self.running.items() if job not in self.pending]:
             self.engine.remove(slot)
             del self.running[slot]
         if self.newer and not self.running:
-            self.change_model(*self.newer)
+            self.begin_anew(*self.newer)
         while self.waiting and self.engine.free and not self.newer:
             job = self.waiting.popleft()
             if job in self.pending:
@@ -179,24 +156,21 @@ class Worker:
         elif not self.stopping:
             self.wake.wait()
 
-    def change_model(self, model: GPT, version: str) -> None:
-        """Go on with newer weights; with the old ones, if no engine can be made of them."""
-        self.newer, self.refused = None, None
-        try:
-            self.renew(model)
-        except UserError as error:
-            self.refused = f"{version} is not served: {error}"
-            print(f"note: {self.refused}", file=sys.stderr, flush=True)
-            return self.renew(self.model)
-        self.model, self.version = model, version
+    def begin_anew(self, model: GPT, version: str) -> None:
+        self.model, self.version, self.newer = model, version, None
+        self.engine.cache = self.engine.decoder = None  # two caches may not fit
+        self.engine = self.make_engine()
 
-    def renew(self, model: GPT) -> None:
-        """Make a new engine, once the old one's cache is let go: two may not fit. Raises UserError."""
-        self.engine.cache = self.engine.decoder = None
-        try:
-            self.engine = self.make_engine(model)
-        except Exception as error:
-            raise cannot_start(error) from None
+    def make_engine(self) -> Engine:
+        with refusing("the engine cannot start", "try fewer --slots", Exception):
+            return Engine(limit_vocabulary(self.model, self.vocab_size), self.slots)
+
+    def compile_next(self) -> None:
+        with refusing("the engine cannot start", "try fewer --slots", Exception):
+            self.engine.programs()[self.compiled]()
+        self.compiled += 1
+        if self.status == "ok":
+            print(f"compiled {self.compiled} programs", flush=True)
 
     def step(self) -> None:
         most = max(1, min(CHUNK, int(CALL / self.per_token))) if self.per_token else 1
@@ -206,36 +180,40 @@ class Worker:
         owners = [self.running.pop(x.slot) if x.finished else self.running[x.slot] for x in pieces]
         self.send(list(zip(owners, pieces, strict=True)))
 
-    def compile_next(self) -> None:
-        """Compile a program. If that fails, the server stops."""
-        try:
-            self.engine.programs()[self.compiled]()
-        except Exception as error:
-            self.error, self.stopping = cannot_start(error), True
-            return
-        self.compiled += 1
-        if self.status == "ok":
-            print(f"compiled {self.compiled} programs", flush=True)
-
-    def start_again(self, error: Exception) -> None:
-        """Fail what runs, whose cache is lost, and go on with a new engine; without one, the server stops."""
+    def fail(self, jobs: Iterable[Job], error: Exception) -> None:
         message = f"computing failed ({type(error).__name__}); the server's log says more"
         failed = ApiError(message, status=500, code="failed")
-        lost = list(self.running.values())
-        self.running.clear()
-        try:
-            self.renew(self.model)
-        except UserError as error:
-            self.error, self.stopping = error, True
-            lost += self.waiting
-            self.waiting.clear()
-        if lost:  # else there may be no loop yet
-            self.send([(job, failed) for job in lost])
+        self.send([(job, failed) for job in jobs])
 
     def send(self, made: list[tuple[Job, Piece | ApiError]]) -> None:
+        if not made:
+            return  # there may be no loop yet
         with suppress(RuntimeError):  # the loop has ended, and with it whoever would read this
             self.loop.call_soon_threadsafe(self.deliver, made)
 
 
-def cannot_start(error: Exception) -> UserError:
-    return UserError(f"the engine cannot start ({first_line(error)}): try fewer --slots")
+class Figures:
+    """What Prometheus reads: counters, and gauges that are computed when it asks."""
+
+    def __init__(self, worker: Worker):
+        self.registry = own = CollectorRegistry()
+        self.requests = Counter("nanojaxgpt_requests", "Texts asked for: prompts times n", registry=own)
+        self.prompt_tokens = Counter("nanojaxgpt_prompt_tokens", "Tokens of their prompts", registry=own)
+        self.new_tokens = Counter("nanojaxgpt_new_tokens", "Tokens drawn", registry=own)
+        self.first_token = Histogram(
+            "nanojaxgpt_first_token_seconds", "Wait for a text's first token", buckets=SECONDS, registry=own
+        )
+        for name, text, read in (
+            ("slots", "Requests computed together", lambda: worker.slots),
+            ("running", "Requests in slots", lambda: len(worker.running)),
+            ("waiting", "Requests without a slot", lambda: len(worker.waiting)),
+            ("cache_used_ratio", "Part of the cache that is filled", lambda: worker.engine.filled),
+        ):
+            Gauge(f"nanojaxgpt_{name}", text, registry=own).set_function(read)
+
+    def count(self, job: Job, n: int) -> None:
+        """Count n new tokens, and the wait for the first of a job."""
+        self.new_tokens.inc(n)
+        if n and job.submitted is not None:
+            self.first_token.observe(time.perf_counter() - job.submitted)
+            job.submitted = None

@@ -30,7 +30,7 @@ from runs.load import load_run
 from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
 from tools.inside.views import heads, lens
-from tools.serving.html_file import conversations, html, in_javascript
+from tools.serving.html_file import SPLITS, conversations, html, in_javascript
 from tools.serving.insight import places
 from tools.serving.requests import Drawing
 from tools.serving.text import read_prompt
@@ -87,8 +87,8 @@ def test_logits_heads_and_lens_are_those_of_jax(tmp_path, shape, kept):
     ids[[0, 9, 15]] = 3
     body = {"text": ids.tolist()}
     cell = body | {"layer": 1, "head": 2, "reader": 20, "read": 17}
-    found = ask(tmp_path, ("logits", body), ("inside/attention", body), ("inside/lens", body | {"k": 33}))
-    logits, attention, seen = found
+    views = ("inside/attention", body), ("inside/cell", cell), ("inside/lens", body | {"k": 33})
+    logits, attention, vectors, seen = ask(tmp_path, ("logits", body), *views)
     expected = np.asarray(model(jnp.asarray(ids)[None])[0])
     assert np.ptp(expected) > 5
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=1e-4)
@@ -97,52 +97,33 @@ def test_logits_heads_and_lens_are_those_of_jax(tmp_path, shape, kept):
     shares = np.frombuffer(base64.b64decode(attention["weights"]), "<u2") / 65535
     assert attention["shape"] == [2, H, 24]
     np.testing.assert_allclose(shares.reshape(2, H, -1), theirs.weights[:, :, rows, columns], atol=1e-4)
-    [vectors] = ask(tmp_path, ("inside/cell", cell))
-    upto, shared = slice(21), 2 * K // H
-    query, keys, values = (
-        theirs.queries[1, 2, 20],
-        theirs.keys[1, shared, upto],
-        theirs.values[1, shared, upto],
-    )
-    weights = theirs.weights[1, 2, 20, upto]
-    scores = keys @ query / len(query) ** 0.5
-    named = {
-        "query": query,
-        "key": keys[17],
-        "value": values[17],
-        "weights": weights,
-        "output": weights @ values,
-    }
-    for name, vector in (named | {"scores": scores}).items():
+    shared, query, weights = 2 * K // H, theirs.queries[1, 2, 20], theirs.weights[1, 2, 20, :21]
+    keys, values = theirs.keys[1, shared, :21], theirs.values[1, shared, :21]
+    named = {"query": query, "key": keys[17], "value": values[17], "scores": keys @ query / len(query) ** 0.5}
+    for name, vector in (named | {"weights": weights, "output": weights @ values}).items():
         np.testing.assert_allclose(vectors[name], vector, atol=1e-4, err_msg=name)
 
+    def by_token(tokens, probabilities):
+        ordered = np.zeros((3, 24, 33))
+        np.put_along_axis(ordered, np.asarray(tokens), np.asarray(probabilities), axis=-1)
+        return ordered
+
     ours = lens(model, ids, 33)
-    probabilities = np.zeros_like(ours.probabilities), np.zeros_like(ours.probabilities)
-    for to, tokens, p in zip(
-        probabilities,
-        (ours.tokens, seen["likeliest"]),
-        (ours.probabilities, seen["probabilities"]),
-        strict=True,
-    ):
-        np.put_along_axis(to, np.asarray(tokens), np.asarray(p), axis=-1)
-    np.testing.assert_allclose(*probabilities, atol=1e-4)
+    found = by_token(seen["likeliest"], seen["probabilities"])
+    np.testing.assert_allclose(found, by_token(ours.tokens, ours.probabilities), atol=1e-4)
     for name in ("stream_norms", "attn_norms", "mlp_norms"):
         np.testing.assert_allclose(seen[name], getattr(ours, name), rtol=1e-4, err_msg=name)
 
 
 @node
-@pytest.mark.parametrize(
-    "shape, n", [("window", 100), *(pytest.param(shape, 1000, marks=pytest.mark.slow) for shape in SHAPES)]
-)
-def test_greedy_texts_are_those_of_jax(tmp_path, shape, n):
-    model = written(tmp_path, random_model(SHAPES[shape]))
-    prompts = np.random.default_rng(0).integers(0, 33, (n, 5))
+def test_greedy_texts_are_those_of_jax(tmp_path):
+    model = written(tmp_path, random_model(SHAPES["window"]))
+    prompts = np.random.default_rng(0).integers(0, 33, (100, 5))
     drawn = generate(model, prompts, key=jax.random.key(0), max_new_tokens=40, settings=GREEDY)
     settings = {"temperature": 0, "top_k": None, "top_p": 1, "seed": 1, "max_tokens": 40}
     asked = [("write", {"prompt": prompt, **settings}) for prompt in prompts.tolist()]
-    assert (
-        ask(tmp_path, *asked) == np.concatenate(list(drawn), axis=1).tolist()
-    )  # 45 tokens, in a context of 24
+    expected = np.concatenate(list(drawn), axis=1)  # 45 tokens, in a context of 24
+    assert ask(tmp_path, *asked) == expected.tolist()
 
 
 @node
@@ -211,18 +192,26 @@ TEXTS = [
     "naïve Ω 漢字 🤖👩‍👩‍👧 \u00a0no-break\u0085next line\ufeffmark\u2003em  ",
     "<|endoftext|>the<|endoftext|> <|endof",
     "x" * 300 + "\u0301" + " " * 40,
+    "a\n\n\n\nb\n<a><b><a>x<a>x<ab",
+    "it'S 'ſ we'LL 'Ta [ss] [  ] 12345ac.\n\n x",
 ]
 
 
-def split_json(tmp_path) -> JsonTokenizer:
-    """A tokenizer with words as Llama 3 has them, which looks a word up before it merges."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
-    words = r"'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    words += r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+def byte_pairs(words: str, **options) -> tokenizers.Tokenizer:
+    """A tokenizer of bytes whose words a regular expression finds."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate(alphabet)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], **options))
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+def as_llamas() -> JsonTokenizer:
+    """One that looks a word up before it merges, and puts a token before a text."""
+    tokenizer = byte_pairs(SPLITS[0], ignore_merges=True)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TEXTS * 3, trainer)
@@ -233,100 +222,36 @@ def split_json(tmp_path) -> JsonTokenizer:
     return JsonTokenizer(tokenizer.to_str())
 
 
-@node
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *("bytes", "trained", "split"),
-        pytest.param(
-            "gpt2",
-            marks=pytest.mark.skipif(
-                "TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2"
-            ),
-        ),
-    ],
-)
-def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, tokenizer_json, kind):
-    if kind == "gpt2":
-        tokenizer = TiktokenTokenizer("gpt2")
-    elif kind == "split":
-        tokenizer = split_json(tmp_path)
-    elif kind == "trained":
-        save(train(iter(TEXTS), 300), tmp_path)
-        tokenizer = load_tokenizer(str(tmp_path))
-    else:
-        tokenizer = load_tokenizer(str(tokenizer_json))
-    written(tmp_path, random_model(replace(GPT2, vocab_size=tokenizer.vocab_size)), tokenizer=tokenizer)
-    for text, found in zip(
-        TEXTS, ask(tmp_path, *(("inside/tokens", {"text": text}) for text in TEXTS)), strict=True
-    ):
-        ids = [token["id"] for token in found["tokens"]]
-        assert ids == tokenizer.encode(text, add_special_tokens=True).tolist()
-        spelled, tokens = read_prompt(tokenizer, np.array(ids))
-        assert [token["text"] for token in found["tokens"]] == [spelled[x.start : x.end] for x in tokens]
-
-
-def with_words(pattern: str) -> JsonTokenizer:
-    """A tokenizer of bytes whose words a regular expression finds, with added tokens that overlap."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({x: i for i, x in enumerate(alphabet)}, []))
-    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+def as_qwens() -> JsonTokenizer:
+    """One with added tokens that overlap."""
+    tokenizer = byte_pairs(SPLITS[1])
     tokenizer.add_tokens(["\n", "\n\n", "\n\n\n", "x<a"])  # looked for after the special ones
     tokenizer.add_special_tokens(["<a>", "<a><b>"])
     return JsonTokenizer(tokenizer.to_str())
 
 
 @node
-@pytest.mark.parametrize(
-    "pattern",
-    [r"\p{N}{1,3}", r"[^\r\n\p{L}\p{N}]?\p{L}+|(?:a|b)??c\.", r"\s+(?!\S)|x{2}"]
-    + [r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+|\s+", r"\[\s+\]|\\s", r"[\\s]+|[a-c\s]{2,}"],
-)
-def test_what_no_word_matches_and_overlapping_tokens_are_the_librarys(tmp_path, pattern):
-    tokenizer = with_words(pattern)
+@pytest.mark.parametrize("kind", ["bytes", "trained", "llama", "qwen", "gpt2"])
+def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, tokenizer_json, kind):
+    if kind == "gpt2" and "TIKTOKEN_CACHE_DIR" not in os.environ:
+        pytest.skip("needs tiktoken's files of GPT-2")
+    if kind == "trained":
+        save(train(iter(TEXTS), 300), tmp_path)
+    tokenizer = {
+        "bytes": lambda: load_tokenizer(str(tokenizer_json)),
+        "trained": lambda: load_tokenizer(str(tmp_path)),
+        "llama": as_llamas,
+        "qwen": as_qwens,
+        "gpt2": lambda: TiktokenTokenizer("gpt2"),
+    }[kind]()
     written(tmp_path, random_model(replace(GPT2, vocab_size=tokenizer.vocab_size)), tokenizer=tokenizer)
-    texts = [
-        "abc 123 def",
-        "a\n\n\n\nb\n",
-        "<a><b><a>",
-        "xx  12345ac.\n\n x",
-        "x<a>x<ab",
-        "it'S 'ſ we'LL 'ta",
-    ]
-    texts += ["[ss] [  ] [  \\s \\\\ss"]
-    for text, found in zip(
-        texts, ask(tmp_path, *(("inside/tokens", {"text": x}) for x in texts)), strict=True
-    ):
-        assert [token["id"] for token in found["tokens"]] == tokenizer.encode(text).tolist()
-    [half] = ask(tmp_path, ("inside/tokens", {"text": "a\ud83d"}))
+    *answers, half = ask(tmp_path, *(("inside/tokens", {"text": text}) for text in [*TEXTS, "a\ud83d"]))
+    for text, found in zip(TEXTS, answers, strict=True):
+        ids = [token["id"] for token in found["tokens"]]
+        assert ids == tokenizer.encode(text, add_special_tokens=True).tolist()
+        spelled, tokens = read_prompt(tokenizer, np.array(ids))
+        assert [token["text"] for token in found["tokens"]] == [spelled[x.start : x.end] for x in tokens]
     assert half["error"] == "The text has half of a character: take it out."
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        r"\w+",
-        r"\d",
-        r"\bx",
-        r"\p{L}++",
-        r"\p{N}?+",
-        r"(?i)abc",
-        r"\p{Han}+",
-        r"^a",
-        "a$",
-        ".",
-        r"(?>a)",
-        r"\h+",
-    ]
-    + [r"[\w]+", r"[a&&b]", r"[[:alpha:]]", r"\R", r"x{,3}", r"\'", r"[\S]"]
-    + [r"x{2}?", "x{2,1}", "(?i:ss)", "(?!a)b", "(?:a?)*", "(?:a|b??)+", "(?:|a)+"],
-)
-def test_a_regular_expression_that_javascript_reads_otherwise_is_refused(pattern):
-    with pytest.raises(UserError, match="the tokenizer splits words by .* serve.py"):
-        in_javascript(with_words(pattern))
 
 
 def follows_template(template: str, *names: str) -> bool:
@@ -338,16 +263,6 @@ def follows_template(template: str, *names: str) -> bool:
     except UserError as error:
         assert "serve.py" in str(error)
         return False
-
-
-def test_a_template_that_asks_for_the_date_is_not_followed():
-    template = (
-        "{{ strftime_now('%Y') }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    )
-    asks = "{{ strftime_now('%Y') }}"
-    unasked, wary = template.replace(asks, ""), f"{{% if strftime_now %}}{asks}{{% endif %}}"
-    for text, follows in ((template, False), (template.replace(asks, wary), False), (unasked, True)):
-        assert follows_template(text) == follows
 
 
 @node
@@ -377,19 +292,26 @@ def test_a_conversation_has_the_servers_prompt(tmp_path, begins):
         assert [token["id"] for token in found["tokens"]] == renderer.prompt(messages).tolist()
 
 
-@pytest.mark.parametrize("change", [" | trim", " | upper", ".split('</think>')[-1]"])
-def test_a_template_that_does_more_than_to_join_is_not_followed(change):
-    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content']CHANGE }}{% endfor %}"
-    assert follows_template(template.replace("CHANGE", ""))
-    assert not follows_template(template.replace("CHANGE", change))
+EACH = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+DATE = "{{ strftime_now('%Y') }}"
 
 
 @pytest.mark.parametrize(
-    "own, followed", [("[{c}]", True), ("{c}", False), ("<|im_{c}", False), ("{c}|>", False)]
+    "template, followed",
+    [
+        *((EACH, True), (DATE + EACH, False)),
+        ("{% if strftime_now %}" + DATE + "{% endif %}" + EACH, False),
+        # A template that changes what is said.
+        *(
+            (EACH.replace(" }}{%", change + " }}{%"), False)
+            for change in ("|trim", "|upper", ".split('</think>')[-1]")
+        ),
+        # One beside which what is said may become the name of a token, <|im_end|>.
+        *((EACH.replace("[{{ m['role'] }}]", before), False) for before in ("", "<|im_")),
+        (EACH.replace("[{{ m['role'] }}]", "").replace("{% endfor", "|>{% endfor"), False),
+    ],
 )
-def test_a_template_that_may_complete_a_tokens_name_is_not_followed(own, followed):
-    content = own.replace("{c}", "{{ m['content'] }}")
-    template = "{% for m in messages %}" + content + "{% endfor %}"
+def test_a_template_that_only_joins_is_followed(template, followed):
     assert follows_template(template, "<|im_end|>", "\n") == followed
 
 
@@ -397,7 +319,7 @@ def test_a_tokenizer_of_another_kind_is_refused():
     unigram = tokenizers.Tokenizer(tokenizers.models.Unigram([("a", 0.0), ("<unk>", -1.0)], unk_id=1))
     prefixed = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
     prefixed.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-    for other in (unigram, prefixed):
+    for other in (unigram, prefixed, byte_pairs(r"\w+")):
         with pytest.raises(UserError, match="with rules of its own: .* serve.py"):
             in_javascript(JsonTokenizer(other.to_str()))
 

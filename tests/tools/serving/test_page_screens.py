@@ -48,31 +48,27 @@ def test_a_4k_screen_is_used(open_page):
     assert page.locator("#area").evaluate("x => parseFloat(getComputedStyle(x).fontSize)") > 20
 
 
+COLOURS = """(token, side) => {
+    token.style.setProperty('--strength', 1);
+    token.dataset.side = side;
+    const context = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+    const fill = (colour) => { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); };
+    const pixel = () => [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+    fill(getComputedStyle(document.querySelector('.card')).backgroundColor);
+    fill(getComputedStyle(token).backgroundColor);
+    const below = pixel();
+    fill(getComputedStyle(token).color);
+    return [below, pixel()];
+}"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_on_the_strongest_tint(open_page, scheme):
     """By the WCAG's contrast of 4.5, for each colour of a token; own tokens look different by a line."""
     page = open_page(color_scheme=scheme)
     write(page, "the quick")
     for side in ("", "good", "bad", "read", "reader"):
-        colours = (
-            page.locator(".token")
-            .nth(1)
-            .evaluate(
-                """(token, side) => {
-              token.style.setProperty('--strength', 1);
-              token.dataset.side = side;
-              const context = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
-              const fill = (colour) => { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); };
-              const pixel = () => [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
-              fill(getComputedStyle(document.querySelector('.card')).backgroundColor);
-              fill(getComputedStyle(token).backgroundColor);
-              const below = pixel();
-              fill(getComputedStyle(token).color);
-              return [below, pixel()];
-            }""",
-                side,
-            )
-        )
+        colours = page.locator(".token").nth(1).evaluate(COLOURS, side)
         light, dark = sorted((luminance(colour) for colour in colours), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, side
     style = "token => getComputedStyle(token).textDecorationLine"
@@ -93,9 +89,8 @@ def test_forced_colours_keep_a_tint_as_a_line_and_a_label_says_the_probability(o
     assert token.evaluate("token => getComputedStyle(token).textDecorationThickness") == "5px"
     bar = page.locator(".place .bar").last
     assert bar.evaluate("bar => getComputedStyle(bar).backgroundColor") == "rgb(63, 91, 216)"
-    assert (
-        page.locator("div.text").get_attribute("dir") == page.locator("#area").get_attribute("dir") == "auto"
-    )
+    for element in ("div.text", "#area"):
+        assert page.locator(element).get_attribute("dir") == "auto"
 
 
 @pytest.mark.parametrize("scheme", ["light", *slowly("dark")])

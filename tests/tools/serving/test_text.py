@@ -2,13 +2,12 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from data.writer import load_tokenizer
 from tools.serving.completions import Completion
 from tools.serving.text import Continuation, Token, read_prompt
-
-TEXT = "the é€🙂 brown\n"
 
 
 @pytest.fixture
@@ -16,40 +15,14 @@ def tokenizer(tokenizer_json):
     return load_tokenizer(str(tokenizer_json))
 
 
-def test_each_part_is_whole_characters(tokenizer):
-    ids = tokenizer.encode(TEXT)
-    text = Continuation(tokenizer, ids[:0])
-    parts = []
-    for i in range(len(ids)):
-        text.add(ids[i : i + 1])
+def test_what_only_looks_like_the_beginning_of_a_stop_string_is_sent_later(tokenizer):
+    text, parts = Continuation(tokenizer, np.empty(0, np.int32), ["€🙂", "\nA"]), []
+    for token in tokenizer.encode("the é€ brown\n"):
+        text.add(np.array([token]))
         parts.append(text.to_send()[0])
-    assert "".join(parts) == TEXT and text.count == len(ids)
+        assert not parts[-1].endswith(("€", "\n"))
     text.finish("length")
-    assert text.to_send() == ("", [])
-
-
-@pytest.mark.parametrize("size", [1, 3, 100])
-@pytest.mark.parametrize(
-    "stop, left", [("€🙂", "the é"), ("he", "t"), ("brown\n", "the é€🙂 "), ("x", TEXT), ("\nA", TEXT)]
-)
-def test_nothing_of_a_stop_string_is_sent(tokenizer, size, stop, left):
-    """However many tokens come at once; what only looks like its beginning is sent later."""
-    ids = tokenizer.encode(TEXT)
-    text, sent, tokens = Continuation(tokenizer, ids[:0], [stop, "never"]), "", []
-    for i in range(0, len(ids), size):
-        text.add(ids[i : i + size])
-        part, made = text.to_send()
-        sent, tokens = sent + part, tokens + made
-        assert left.startswith(sent)
-        if text.finish_reason:
-            break
-    else:
-        text.finish("length")
-    part, made = text.to_send()
-    sent, tokens = sent + part, tokens + made
-    assert sent == left and text.finish_reason == ("length" if left == TEXT else "stop")
-    assert [token.id for token in tokens] == ids[: len(tokens)].tolist()
-    assert all(token.start < len(left) for token in tokens)
+    assert "".join(parts) + text.to_send()[0] == "the é€ brown\n"
 
 
 def test_a_prompt_that_ends_inside_a_character_is_completed(tokenizer):

@@ -12,7 +12,7 @@ const utf8 = new TextEncoder();
 /** @param {Description} description */
 export function Tokenizer(description) {
   const { tokens, special, added, later, pattern, around: [before, after], alphabet, merges, whole } = description;
-  const ids = new Map(tokens.map((token, id) => [token, id])), words = new RegExp(`(${pattern})`, "su");
+  const ids = new Map(tokens.map((token, id) => [token, id])), words = new RegExp(`(${pattern})`, "sv");
   const unspelled = new Set(Object.values(special)), escaped = (name) => name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
   const longest = (names) => names.toSorted((a, b) => b.length - a.length).map(escaped).join("|") || "(?!)";
   const [any, ordinary] = [Object.keys(special), added].map((names) => [false, true].map((late) =>

@@ -1,0 +1,128 @@
+"""What the page is told of a run: its checkpoints, its records, and the answers that it learned from."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from jaxtyping import Int
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
+
+from common.command_line import NonNegativeInt
+from common.errors import UserError
+from common.files import refusing
+from config.options import RESUMING
+from data.dataset import Dataset
+from model import GPT
+from runs.checkpoint import Checkpoints, Manifest, latest_manifest
+from runs.load import is_run, load_pretrained, load_run
+from runs.metrics import parse_record
+from training.compute import for_inference
+
+KEPT = 2  # models in memory, beside the served one
+START = "start"  # names the weights that a fine-tuned run started from
+ROLLOUTS = "rollouts.jsonl"  # has a line for each question of an evaluation
+Ids = list[NonNegativeInt]
+
+
+class Rollout(TypedDict):
+    tokens: Ids
+    text: str
+    reward: FiniteFloat
+    advantage: FiniteFloat
+    logprobs: list[FiniteFloat]  # of its tokens
+    before: list[FiniteFloat]  # the same under the weights that learning began with
+
+
+class Group(TypedDict):
+    """Holds the answers to one question at one evaluation."""
+
+    iter: NonNegativeInt
+    task: str
+    question: str
+    prompt: Ids
+    answers: Annotated[list[Rollout], Field(min_length=1)]
+
+
+GROUP = TypeAdapter(Group)
+
+
+class RunFolder:
+    """The run in a folder. One thread at a time may call `checkpoints` and `load`."""
+
+    def __init__(self, out_dir: str, dtype: str = "auto"):
+        self.out_dir, self.dtype = Path(out_dir), dtype
+        self.load = lru_cache(KEPT)(self._load)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Describe every checkpoint, the oldest first, and before them START."""
+        checkpoints = Checkpoints(str(self.out_dir))
+        found: list[dict[str, Any]] = []
+        for iteration in checkpoints.iterations():
+            try:
+                manifest = checkpoints.manifest(iteration)
+            except (UserError, OSError):  # damaged, or just deleted by training
+                continue
+            loss = checkpoints.loss(iteration) if manifest.score == "loss" else None
+            if not found:
+                self.start, self.block_size = started_from(manifest), manifest.options.block_size
+                if self.start:
+                    found.append({"name": START, "iteration": None, "val_loss": None})
+            found.append({"name": f"iter-{iteration}", "iteration": iteration, "val_loss": loss})
+        return found
+
+    def _load(self, name: str) -> GPT:
+        """Return the model of a checkpoint. Raises KeyError for a name that `checkpoints` does not list."""
+        iteration = {found["name"]: found["iteration"] for found in self.checkpoints()}[name]
+        if iteration is not None:
+            model, *_ = load_run(str(self.out_dir), iteration)
+        elif is_run(start := str(self.start)):  # which checkpoints() has found
+            model, *_ = load_run(start)
+        else:
+            model, _ = load_pretrained(start, self.block_size)
+        return for_inference(model, self.dtype)
+
+    def example(self, most: int) -> Int[np.ndarray, " T"]:
+        """Return the first tokens of its validation text. Raises UserError."""
+        manifest = latest_manifest(str(self.out_dir))
+        tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
+        return tokens.read([0], min(most, len(tokens)))[0].astype(np.int32)
+
+    def records(self, offset: int) -> dict[str, Any]:
+        """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
+        path = self.out_dir / "metrics.jsonl"
+        begin = offset if path.is_file() and offset <= path.stat().st_size else 0
+        lines = whole_lines(path, begin)
+        records = [record for line in lines.splitlines() if (record := parse_record(line))]
+        return {"records": records, "offset": begin + len(lines), "fresh": begin == 0}
+
+    def rollouts(self) -> list[Group]:
+        """Return the groups of answers. Raises UserError for a line that is none, or an unreadable file."""
+        with refusing(f"{ROLLOUTS}: cannot be read", "see its permissions", OSError):
+            lines = whole_lines(self.out_dir / ROLLOUTS).splitlines()
+        groups = []
+        for n, line in enumerate(lines, 1):
+            with refusing(
+                f"{ROLLOUTS}: line {n} is no group of answers", "mend or delete it", ValidationError
+            ):
+                groups.append(GROUP.validate_json(line, strict=True))
+        return groups
+
+
+def started_from(manifest: Manifest) -> str | None:
+    """Return the run, folder or hub id that a run started from; None for random weights."""
+    if manifest.base is not None:
+        return manifest.base["init_from"]
+    start = manifest.options.init_from
+    return None if start in ("scratch", *RESUMING) else start
+
+
+def whole_lines(path: Path, offset: int = 0) -> bytes:
+    """Read a file's lines, without one that is still being written. One that is not there has none."""
+    if not path.is_file():  # nor has a pipe, whose reader would wait
+        return b""
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    return data[: data.rfind(b"\n") + 1]
