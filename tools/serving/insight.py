@@ -171,9 +171,9 @@ def with_tokens(served: Served, ids: Int[np.ndarray, " T"], **found: Any) -> Res
 
 
 def names(served: Served, *ids: Any) -> dict[str, str]:
-    """Return tokens' texts by id. A model's vocabulary may be larger than its tokenizer's."""
+    """Return tokens' texts by id."""
     known = np.unique(np.concatenate([np.ravel(x) for x in ids])).tolist()
-    return {str(i): spelling(served.tokenizer, i) if i < served.vocab_size else "(unused)" for i in known}
+    return {str(i): spelling(served.tokenizer, i) for i in known}
 
 
 def rounded(x: np.ndarray) -> list:

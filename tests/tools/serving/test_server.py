@@ -26,7 +26,7 @@ from generation.engine import Engine
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
-from tests.helpers import DEADLINE, refusal, wait_until
+from tests.helpers import DEADLINE, refusal, run_python, wait_until
 from tests.models import TINY, forward, large, nll
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import Server, serving
@@ -35,7 +35,7 @@ from tools.serving import server as server_module
 from tools.serving import worker as working
 from tools.serving.app import api
 from tools.serving.insight import inside
-from tools.serving.server import ApiError, ServeOptions
+from tools.serving.server import PAGE, ApiError, ServeOptions
 from tools.serving.worker import Worker
 
 HEADERS = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 20\r\n"
@@ -424,6 +424,42 @@ def test_newer_weights_without_room_for_an_engine_end_it_in_a_line(worker, monke
 
 
 # --- one in a process of its own --------------------------------------------------------------------------
+
+
+def test_before_there_is_a_model_the_page_is_there_and_the_rest_told_to_come_again(tmp_path):
+    """See test_page.py for what comes then."""
+    status = "waiting for the first checkpoint of later"
+    server = Server(tmp_path / "later", "--follow=True", until=status)
+    for path, name in {"/": "index.html", "/main.js": "main.js"}.items():
+        answer = httpx.get(server.url + path)
+        assert answer.status_code == 200 and answer.content == (PAGE / name).read_bytes()
+        assert answer.headers["X-Frame-Options"] == "DENY"
+    for method, path in (
+        ("GET", "/health"),
+        ("GET", "/inside/model"),
+        ("POST", "/v1/completions"),
+        ("POST", "/"),
+    ):
+        answer = httpx.request(method, server.url + path)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert answer.json()["error"]["message"] == f"{status}: try again later"
+    assert httpx.get(f"{server.url}/health").json()["status"] == status
+    assert httpx.get(server.url, headers={"Host": "evil.example"}).status_code == 400
+    assert server.end(signal.SIGTERM) == 0
+
+
+def test_the_server_begins_without_jax():
+    done = run_python("-c", "import serve, sys; print('jax' in sys.modules, 'numpy' in sys.modules)")
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_start_that_fails_is_one_line(char_run, tmp_path):
+    assert "no checkpoint there" in refusal(loading.load_served, ServeOptions(out_dir=str(tmp_path)))
+    broken = shutil.copytree(char_run, tmp_path / "broken")
+    for file in broken.glob("checkpoints/*/model/**/*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    assert "damaged" in refusal(loading.load_served, ServeOptions(out_dir=str(broken)))
 
 
 def test_sigterm_finishes_what_runs_and_exits_with_0(char_run):
