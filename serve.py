@@ -17,7 +17,9 @@ from tools.serving.server import LOOPBACK, ServeOptions, Server
 def main(argv: list[str]) -> None:
     options = ServeOptions(**given(argv, ServeOptions))
     if options.follow and (options.init_from, options.checkpoint) != ("resume", "last"):
-        raise UserError("--follow=True serves a run's last checkpoint: leave out --init_from and --checkpoint")
+        raise UserError(
+            "--follow=True serves a run's last checkpoint: leave out --init_from and --checkpoint"
+        )
     with listen(options) as listener:
         server = Server(options, listener)
         print(f"starting at {server.address}", flush=True)

@@ -4,7 +4,8 @@
 blocks run one at a time.
 """
 
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -34,6 +35,12 @@ class Heads(NamedTuple):
     keys: Float[np.ndarray, "L K T C"]
     values: Float[np.ndarray, "L K T C"]
     weights: Float[np.ndarray, "L H T T"]  # a row is the token that reads, and sums to 1
+
+
+def shape(config: GPTConfig, dtype: str) -> dict[str, Any]:
+    """Return a model's shape as the page takes it."""
+    derived = {name: getattr(config, name) for name in ("kv_heads", "head_size", "hidden")}
+    return asdict(config) | derived | {"dtype": dtype}
 
 
 def limits(config: GPTConfig, max_tokens: int = 0) -> dict[str, int]:

@@ -7,7 +7,7 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from common.errors import UserError
 from data.conversations import Renderer, render
 from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
 from model import GPT, leaf_name
-from tools.inside.views import limits
+from tools.inside.views import limits, shape
 from tools.serving.server import PAGE
 
 MAX_TOKENS = 1024  # new ones that the page may ask for
@@ -58,10 +58,8 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, kept: str) -> 
         template, lacks = conversations(Renderer(tokenizer)), None
     except UserError as error:
         template, lacks = None, str(error)
-    derived = {name: getattr(config, name) for name in ("kv_heads", "head_size", "hidden")}
-    derived |= {"dtype": "float32"}  # in which the page computes
     shown = known | {
-        "config": asdict(replace(config, vocab_size=vocab_size)) | derived,
+        "config": shape(replace(config, vocab_size=vocab_size), "float32"),  # in which the page computes
         "vocab_size": vocab_size,
         "parameters": [
             {"name": name, "shape": x.shape, "dtype": parts[name][0], "devices": ["browser"], "split": []}

@@ -3,7 +3,6 @@
 import base64
 import sys
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import asdict
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -21,7 +20,7 @@ from generation.decode import limit_vocabulary
 from generation.sampling import Settings, drawn_from
 from model import GPT
 from runs.checkpoint import arrays_by_name
-from tools.inside.views import attention, heads, lens, limits, padded
+from tools.inside.views import attention, heads, lens, limits, padded, shape
 from tools.serving.requests import Body, Drawing, Ids, Message, read_ids, read_messages
 from tools.serving.run_folder import ROLLOUTS, RunFolder
 from tools.serving.served import Served
@@ -62,8 +61,7 @@ async def model(served: Here) -> dict:
     return {
         "name": served.name,
         "version": served.worker.version,
-        "config": asdict(config)
-        | {"kv_heads": config.kv_heads, "hidden": config.hidden, "dtype": served.model.head.dtype.name},
+        "config": shape(config, served.model.head.dtype.name),
         "vocab_size": served.vocab_size,
         "tokenizer": type(served.tokenizer).__name__,
         "parameters": [
@@ -80,7 +78,7 @@ async def model(served: Here) -> dict:
         "run": served.run is not None,
         "chat": served.chat if isinstance(served.chat, str) else None,  # why there is none
         "lacks": [] if has_rollouts(served) else ["rollouts"],  # views
-        "limits": limits(served.model.config, served.max_tokens),
+        "limits": limits(config, served.max_tokens),
     }
 
 

@@ -47,44 +47,44 @@ def train_run(folder: Path, **changes) -> Path:
 
 
 @contextmanager
+def answering(options: ServeOptions) -> Iterator[HttpServer]:
+    """Answer in a thread, before there is a model."""
+    with listen(options) as listener:
+        server = HttpServer(options, listener)
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.should_exit = True
+            server.stop_work()
+            thread.join()
+
+
+@contextmanager
 def serving(compiled: bool = True, finish: float = 1, **options) -> Iterator[tuple[str, Served]]:
     """Serve in a thread; yield the address and what is served, once all is compiled.
 
     At the end what still runs is cut off after `finish` seconds.
     """
     options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
-    with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
-        served = load_served(options)
-        served.worker.thread.start()
-        server = HttpServer(options, listener)
-        server.app, server.give_up = make_app(served), served.worker.give_up
+    with answering(options) as server, jax.set_mesh(make_mesh(options.mesh)):
         server.config.timeout_graceful_shutdown = finish
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        wait_until(lambda: server.started and (served.worker.status == "ok" or not compiled))
-        try:
-            yield server.address, served
-        finally:
-            server.should_exit = True
-            served.worker.stop()
-            thread.join()
+        served = load_served(options)
+        worker = served.worker
+        worker.thread.start()
+        server.app, server.give_up, server.stop_work = make_app(served), worker.give_up, worker.stop
+        wait_until(lambda: server.started and (worker.status == "ok" or not compiled))
+        yield server.address, served
 
 
 @contextmanager
 def starting(**options) -> Iterator[str]:
     """Start as serve.py does, in threads of this process; yield the address before there is a model."""
-    options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu"} | options)
-    with listen(options) as listener:
-        server = HttpServer(options, listener)
+    options = ServeOptions(slots=1, port=0, device="cpu", **options)
+    with answering(options) as server:
         threading.Thread(target=serve, args=[options, server], daemon=True).start()
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-        thread.start()
-        try:
-            yield server.address
-        finally:
-            server.should_exit = True
-            server.stop_work()
-            thread.join()
+        yield server.address
 
 
 class Server:

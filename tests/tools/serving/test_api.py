@@ -233,12 +233,6 @@ def test_a_streamed_chat(chat):
 # --- chat -------------------------------------------------------------------------------------------------
 
 
-def test_a_model_without_a_chat_template_refuses_chats(server):
-    with pytest.raises(openai.BadRequestError, match="the tokenizer has no chat template: ") as caught:
-        served_run.client(server[0]).chat.completions.create(model="run", messages=HELLO["messages"])
-    assert caught.value.param == "messages"
-
-
 def test_a_chat_continues_what_the_template_makes(chat, complete):
     text = complete(prompt="System: be\n\nUser: the\n\nAssistant:").choices[0].text
     assert chat().choices[0].message.content == text
@@ -271,7 +265,7 @@ def said(*texts):
     return {"messages": [{"role": "user", "content": text} for text in texts]}
 
 
-@pytest.mark.parametrize("words", [{"prompt": ["a", "b" * 10**6]}, said("b" * 10**6), said(*20_000 * "b")])
+@pytest.mark.parametrize("words", [{"prompt": ["b" * 10**6, "a"]}, said("b" * 10**6), said(*2000 * "b")])
 def test_what_cannot_fit_is_refused_before_it_is_encoded(complete, chat, monkeypatch, words):
     monkeypatch.setattr(JsonTokenizer, "encode", lambda *_, **__: 1 / 0)
     with pytest.raises(openai.BadRequestError, match="maximum context length is 32 tokens. However, you"):

@@ -276,6 +276,8 @@ def test_limits_of_a_request(url, post):
     assert error(answer)[0] == 413 and answer.json()["error"]["type"] == "invalid_request_error"
     assert "lacks '!'" in error(post(prompt="a!"))[1]
     assert "needs at least one token" in error(post(prompt=""))[1]  # this tokenizer has no end of text
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert "the tokenizer has no chat template" in error(post("/v1/chat/completions", **chat))[1]
     assert error(post(prompt="a", n=3))[0] == 400  # more than can ever wait: no reason to try again
 
 
