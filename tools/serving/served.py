@@ -109,7 +109,7 @@ def follow(served: Served, options: ServeOptions) -> None:
             latest = newest(checkpoints)
             files = (checkpoints.folder / str(latest)).rglob("*")
             files = {path: path.stat().st_ctime_ns for path in files}
-            if f"iter-{latest}" == seen or files == tried:
+            if f"iter-{latest}" == seen or not files or files == tried:
                 continue
             tried = files
             model, manifest, iteration = load_run(options.out_dir)

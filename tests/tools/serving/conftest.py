@@ -36,9 +36,9 @@ def run(tmp_path_factory):
     return train_run(tmp_path_factory.mktemp("trained"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(run):
-    """A server of `run`; test files may have their own."""
+    """A server of `run`. Not to be changed; test files may have their own."""
     with serving(out_dir=str(run)) as server:
         yield server
 

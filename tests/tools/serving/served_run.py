@@ -68,9 +68,10 @@ def serving(compiled: bool = True, finish: float = 1, **options) -> Iterator[tup
     At the end what still runs is cut off after `finish` seconds.
     """
     options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
-    with answering(options) as server, jax.set_mesh(make_mesh(options.mesh)):
+    with answering(options) as server:
         server.config.timeout_graceful_shutdown = finish
-        served = load_served(options)
+        with jax.set_mesh(make_mesh(options.mesh)):
+            served = load_served(options)
         worker = served.worker
         worker.thread.start()
         server.app, server.give_up, server.stop_work = make_app(served), worker.give_up, worker.stop

@@ -127,18 +127,6 @@ def test_the_first_keys_begin_a_text_of_ones_own(open_page):
     expect(page.locator("div.text")).to_have_text(TEXT[-300:][:32] + "▸")
 
 
-def test_escape_ends_the_writing_and_leaves_the_focus(open_page):
-    page = open_page()
-    page.locator("#area").fill("the ")
-    page.route("**/v1/completions", lambda route: None)  # it never answers
-    button(page, "Write").focus()
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".message:has-text('writing')")
-    page.keyboard.press("Escape")
-    page.wait_for_selector(".message:has-text('stopped after 0 tokens')")
-    assert page.evaluate("() => document.activeElement.textContent") == "Write"
-
-
 def test_a_value_out_of_range_is_marked_and_not_sent(open_page):
     page = open_page()
     page.locator("#area").fill("the ")
@@ -510,18 +498,25 @@ def test_texts_are_kept_with_names_and_two_tabs_keep_their_own(open_page):
     expect(page.locator(".kept li")).to_have_count(1)
 
 
-def test_another_text_may_be_opened_while_one_is_written(open_page):
+def test_escape_or_another_text_ends_the_writing(open_page):
     page = open_page()
     show(page, "the quick")
     button(page, "New").click()
     page.route("**/v1/completions", lambda route: None)  # it never answers
     page.locator("#area").fill("the lazy dog")
-    button(page, "Write").click()
+    button(page, "Write").focus()
+    page.keyboard.press("Enter")
     page.wait_for_selector(".message:has-text('writing')")
     button(page, "History").click()
     page.keyboard.press("Escape")  # closes the history alone
     expect(page.locator("#history")).to_be_hidden()
     expect(page.locator("#message")).to_have_text("writing …")
+    button(page, "Stop").focus()
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".message:has-text('stopped after 0 tokens')")
+    assert page.evaluate("() => document.activeElement.textContent") == "Write"
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".message:has-text('writing')")
     button(page, "History").click()
     page.locator(".kept button", has_text="the quick").click()
     page.wait_for_selector(".message:has-text('stopped after 0 tokens')")

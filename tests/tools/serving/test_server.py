@@ -11,7 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -508,21 +507,16 @@ def test_ctrl_c_ends_it_quietly(char_run):
 
 
 def test_the_checkpoint_that_is_served_may_be_any_of_the_run(run):
-    with serving(out_dir=str(run), checkpoint=10) as (url, _):
-        assert httpx.get(f"{url}/health").json()["version"] == "iter-10"
-        said = httpx.post(f"{url}/v1/completions", json={"prompt": "the", "temperature": 0}).json()
-    assert said["system_fingerprint"] == "iter-10"
+    with jax.set_mesh(make_mesh("data:1")):
+        served = loading.load_served(ServeOptions(out_dir=str(run), checkpoint=10))
+    assert served.worker.version == "iter-10"
 
 
-@pytest.fixture
-def followed(run, tmp_path, monkeypatch):
-    """`(url, served, put, looks, loaded)` of a server that follows a copy of `run`, now at checkpoint 5.
-
-    `put(iteration, source)` adds a checkpoint; `looks` has an item for each look, `loaded` for each load.
-    """
-    out = tmp_path / "run"
+def test_a_run_is_followed_past_checkpoints_that_cannot_be_served(
+    run, char_run, tmp_path, monkeypatch, capsys
+):
+    out, looks, loaded, latest = tmp_path / "run", [], [], Checkpoints.latest
     shutil.copytree(run, out, ignore=shutil.ignore_patterns("10", "15", "20"))
-    looks, loaded, latest = [], [], Checkpoints.latest
 
     def put(iteration, source):
         shutil.copytree(source, tmp_path / str(iteration)).rename(out / "checkpoints" / str(iteration))
@@ -531,67 +525,41 @@ def followed(run, tmp_path, monkeypatch):
         loaded.append(Checkpoints(str(out)).latest())
         return load_run(*words, **options)
 
+    def told():
+        seen = len(looks)
+        wait_until(lambda: len(looks) > seen + 20)
+        return capsys.readouterr().err
+
+    def follow():
+        with jax.set_mesh(make_mesh("data:1")):
+            loading.follow(served, ServeOptions(out_dir=str(out)))
+
     monkeypatch.setattr(loading, "LOOK", 0.01)
     monkeypatch.setattr(Checkpoints, "latest", lambda self: (looks.append(1), latest(self))[1])
     with serving(out_dir=str(out)) as (url, served), ThreadPoolExecutor() as pool:
         monkeypatch.setattr(loading, "load_run", load)
-
-        def follow():
-            with jax.set_mesh(make_mesh("data:1")):
-                loading.follow(served, ServeOptions(out_dir=str(out)))
-
         ended = pool.submit(follow)
-        yield url, served, put, looks, loaded
+        assert told() == ""
+        (tmp_path / "empty").mkdir()
+        damaged = shutil.copytree(run / "checkpoints" / "10", tmp_path / "damaged")
+        shutil.rmtree(damaged / "model")
+        put(6, tmp_path / "empty")  # its files are yet to come
+        assert told() == "" and loaded == []
+        bad = {7: (damaged, "damaged"), 8: (char_run / "checkpoints" / "0", "another shape")}
+        for iteration, (source, why) in bad.items():
+            put(iteration, source)
+            (note,) = told().splitlines()
+            assert note.startswith("note: ") and why in note
+        assert loaded == [7, 8] and served.worker.version == "iter-5"  # tried and told once
+        whole, copied = run / "checkpoints" / "15", out / "checkpoints" / "15"
+        shutil.copytree(whole / "manifest", copied / "manifest")
+        wait_until(lambda: 15 in loaded)
+        shutil.copytree(whole, copied, dirs_exist_ok=True)
+        wait_until(lambda: served.worker.version == "iter-15")
+        body = {"prompt": "the ", "temperature": 0, "logprobs": 0}
+        said = httpx.post(f"{url}/v1/completions", json=body).json()
         served.worker.stop()
         ended.result()
-
-
-@pytest.mark.parametrize("kind", ["damaged", "another shape"])
-def test_a_checkpoint_that_cannot_be_followed_is_tried_and_told_once(
-    run, char_run, followed, kind, tmp_path, capsys
-):
-    _, served, put, looks, loaded = followed
-    if kind == "damaged":
-        bad = shutil.copytree(run / "checkpoints" / "10", tmp_path / "bad")
-        shutil.rmtree(bad / "model")
-    else:
-        bad = char_run / "checkpoints" / "0"
-    capsys.readouterr()
-    put(10, bad)
-    wait_until(lambda: loaded)
-    seen = len(looks)
-    wait_until(lambda: len(looks) > seen + 20)
-    assert loaded == [10]
-    (note,) = capsys.readouterr().err.splitlines()
-    assert note.startswith("note: ") and kind in note
-    assert served.worker.version == "iter-5"
-    put(15, run / "checkpoints" / "15")
-    wait_until(lambda: served.worker.version == "iter-15")
-
-
-def test_a_checkpoint_without_files_is_waited_for_in_silence(run, followed, tmp_path, caplog, capsys):
-    _, served, put, looks, loaded = followed
-    (tmp_path / "empty").mkdir()
-    put(10, tmp_path / "empty")
-    seen = len(looks)
-    wait_until(lambda: len(looks) > seen + 20)
-    assert not loaded and not caplog.records and not capsys.readouterr().err
-    put(15, run / "checkpoints" / "15")
-    wait_until(lambda: served.worker.version == "iter-15")
-
-
-def test_a_checkpoint_that_is_still_being_copied_is_followed_once_it_is_whole(run, followed):
-    url, served, put, _, loaded = followed
-    place = Path(served.run.out_dir) / "checkpoints" / "10"
-    put(10, run / "checkpoints" / "10")
-    wait_until(lambda: served.worker.version == "iter-10")
-    shutil.copytree(run / "checkpoints" / "15" / "manifest", place.with_name("15") / "manifest")
-    wait_until(lambda: 15 in loaded)
-    shutil.copytree(run / "checkpoints" / "15", place.with_name("15"), dirs_exist_ok=True)
-    wait_until(lambda: served.worker.version == "iter-15")
-    said = httpx.post(
-        f"{url}/v1/completions", json={"prompt": "the ", "temperature": 0, "logprobs": 0}
-    ).json()
     assert said["system_fingerprint"] == "iter-15"
     (choice,) = said["choices"]
     ids = served.tokenizer.encode("the " + choice["text"])[None]
