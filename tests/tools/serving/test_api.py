@@ -173,6 +173,8 @@ def test_a_prompt_alone_is_scored_as_by_sample_py(complete, byte_run, capsys, pr
     choice = complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0]
     told = choice.logprobs.token_logprobs
     assert choice.text == prompt
+    on = complete(prompt=prompt, max_tokens=40, temperature=0).usage  # past the context
+    assert (on.prompt_tokens, on.completion_tokens) == (len(told), 40)
     options = [f"--out_dir={byte_run}", "--device=cpu", "--num_samples=1", "--max_new_tokens=1"]
     sample.main([*options, f"--start={prompt}", "--prompt_logprobs=true"])
     _, *rows = capsys.readouterr().out.partition(f"\n{sample.SEPARATOR}\n")[0].splitlines()
@@ -194,29 +196,24 @@ def test_logprobs_of_a_chat(chat):
 # --- streams ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"echo": True}, {"seed": 2, "n": 4}])
-def test_a_stream_has_the_text_of_the_whole(complete, options):
-    """Broken UTF-8 is U+FFFD in both, and no character is cut."""
-    options |= {"max_tokens": 120}
+@pytest.mark.parametrize("options", [{"echo": True}, {"seed": 2, "n": 4}, {"max_tokens": 0}])
+def test_a_stream_has_all_that_the_whole_has(complete, options):
+    """Broken UTF-8 is U+FFFD in both, and no character is cut. What a stop string held back comes last."""
+    options = {"max_tokens": 120, "logprobs": 2, "stop": ["never said"]} | options
+    options |= {"stream_options": {"include_usage": True}}
     whole = complete(**options)
-    texts, reasons = streamed(complete(stream=True, **options))
-    assert texts == {choice.index: choice.text for choice in whole.choices}
-    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
-
-
-def test_streamed_logprobs_are_those_of_the_whole(complete):
-    whole = complete(logprobs=2, stop=["zzz"]).choices[0].logprobs
-    parts = [x.logprobs for chunk in complete(logprobs=2, stop=["zzz"], stream=True) for x in chunk.choices]
-    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [x for part in parts for x in getattr(part, name)] == getattr(whole, name)
-
-
-def test_usage_at_the_end_of_a_stream(complete):
-    asked = {"stream_options": {"include_usage": True}}
-    *chunks, last = complete(stream=True, **asked)
-    assert last.choices == [] and last.usage == complete(**asked).usage
+    *chunks, last = complete(stream=True, **options)
+    assert last.choices == [] and last.usage == whole.usage
     assert all(chunk.usage is None for chunk in chunks)
     assert all(chunk.object == "text_completion" and chunk.id == last.id for chunk in chunks)
+    texts, reasons = streamed(chunks)
+    for choice in whole.choices:
+        assert (texts[choice.index], reasons[choice.index]) == (choice.text, choice.finish_reason)
+        parts = [x.logprobs for chunk in chunks for x in chunk.choices if x.index == choice.index]
+        told = [part for part in parts if part is not None]
+        assert all(part.tokens for part in told)  # a piece without tokens has none
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [x for part in told for x in getattr(part, name)] == getattr(choice.logprobs, name)
 
 
 def test_a_streamed_chat(chat):
@@ -280,11 +277,6 @@ def test_so_are_messages_and_nothing_of_them_is_cut(chat):
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
 
 
-def test_a_prompt_of_the_whole_context_is_continued_past_it(complete):
-    answer = complete(prompt="dog " * 8, max_tokens=40, temperature=0)
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (32, 40)
-
-
 def test_no_character_of_a_stream_breaks_a_line(url):
     """U+0085, U+2028 and U+2029 end a line for httpx's and requests' iter_lines."""
     body = {"prompt": "a\x85\u2028\u2029z", "max_tokens": 1, "echo": True, "stream": True, "temperature": 0}
@@ -299,16 +291,6 @@ def test_a_token_in_the_middle_of_a_character_has_no_text_but_its_bytes_are_name
     _, answer = served_run.ask(f"{url}/inside/places", {"text": "né"})
     assert [token["text"] for token in answer["tokens"]] == ["n", "", "é"]
     assert answer["names"][str(answer["tokens"][1]["id"])] == r"bytes:\xc3"
-
-
-def test_a_piece_without_tokens_has_no_logprobs(complete):
-    """What a stop string held back comes last, after its tokens or with them."""
-    for seed in range(3):
-        chunks = complete(stream=True, logprobs=0, stop=["never said"], max_tokens=30, seed=seed)
-        told = [choice.logprobs for chunk in chunks for choice in chunk.choices]
-        assert all(x is None or x.tokens for x in told) and any(told)
-        (ended,) = complete(stream=True, logprobs=0, max_tokens=0, seed=seed)
-        assert ended.choices[0].logprobs is None
 
 
 # --- what is refused --------------------------------------------------------------------------------------
