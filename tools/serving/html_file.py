@@ -39,7 +39,8 @@ IN_JAVASCRIPT = {
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 SYSTEM_FIRST = ["system", "user", "assistant", "user"]
 ADVICE = (
-    "the page knows characters, GPT-2's and other byte-level BPE alone: serve the model with serve.py instead"
+    "the page knows characters, and byte pairs in words as GPT-2, Llama 3 or Qwen split them: "
+    "serve the model with serve.py instead"
 )
 
 
