@@ -331,7 +331,9 @@ def test_of_a_thousand_streams_of_which_some_are_left_none_is_lost_and_no_slot_k
             return made == n
 
     async def ask_all(url):
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=300
+        ) as client:
             gate = asyncio.Semaphore(64)
             return await asyncio.gather(*(ask(client, gate, i) for i in range(1000)))
 
