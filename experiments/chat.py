@@ -14,31 +14,25 @@ stopped while it trained goes on from its last checkpoint.
 import gzip
 import json
 import shlex
-import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import pandas as pd
-import pydantic.dataclasses
 
-from common.command_line import Count, Name, NonNegative, Seed, given, matching, value_reader
+from common.command_line import Count, Name, Seed, given, matching
 from common.errors import UserError, command
 from common.files import kept, read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
-from experiments.record import STRICT, machine
+from experiments.record import machine
 from experiments.snapshot import ROOT
 from experiments.statistics import difference
 from runs.checkpoint import checkpoint_folders
 
 TASKS = "reverse,change,order"
 MODELS = ("chat", "more", "rewarded")
-# A step of rewards draws 128 answers, and has gradients of those with an advantage, in rows of at most 64
-# tokens. Up to 55% of them (`weighted` in metrics.jsonl) take fewer FLOPs than 2.5 steps of fine-tuning.
-CHAT_STEPS, REWARD_STEPS, MORE_STEPS = 2000, 400, 1000
 TRAIN = "train.py config/quickstart.py --document_mask=True --seed={seed}"
 STAGES = {  # by what each makes
     "conversations.jsonl": "data/tasks.py --tasks={tasks} --n=50000 --wrong=0.3 --seed={seed}"
@@ -48,24 +42,24 @@ STAGES = {  # by what each makes
     " --to={to}/book",
     "conversations": "data/prepare.py --chat=True --source={to}/conversations.jsonl"
     " --tokenizer={to}/tokenizer --block_size=128 --val_fraction=0.02 --to={to}/conversations",
-    "base": f"{TRAIN} --dataset={{to}}/book --out_dir={{to}}/base --max_iters=300 --lr_decay_iters=300"
+    "base": TRAIN + " --dataset={to}/book --out_dir={to}/base --max_iters=300 --lr_decay_iters=300"
     " --eval_interval=100",
-    "chat": f"{TRAIN} --init_from={{to}}/base --dataset={{to}}/conversations --out_dir={{to}}/chat"
-    f" --max_iters={CHAT_STEPS} --lr_decay_iters={CHAT_STEPS} --eval_interval=500",
+    "chat": TRAIN + " --init_from={to}/base --dataset={to}/conversations --out_dir={to}/chat"
+    " --max_iters=2000 --lr_decay_iters=2000 --eval_interval=500",
+    # A step of rewards draws 128 answers, and has gradients of those with an advantage, in rows of at most 64
+    # tokens. Up to 55% of them (`weighted` in metrics.jsonl) take fewer FLOPs than 2.5 steps of fine-tuning.
     "rewarded": "rl.py config/quickstart.py --document_mask=True --seed={seed} --init_from={to}/chat"
     " --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8 --max_new_tokens=24"
-    " --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=2e-4 --min_lr=0"
-    f" --warmup_iters=10 --lr_decay_iters={REWARD_STEPS} --weight_decay=0 --max_iters={REWARD_STEPS}"
-    " --eval_interval=50 --always_save_checkpoint=True",
-    "more": f"{TRAIN} --init_from={{to}}/chat --dataset={{to}}/conversations --out_dir={{to}}/more"
-    f" --max_iters={MORE_STEPS} --lr_decay_iters={MORE_STEPS} --eval_interval=500"
+    " --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=2e-4 --min_lr=0 --warmup_iters=10"
+    " --lr_decay_iters=400 --weight_decay=0 --max_iters=400 --eval_interval=50"
     " --always_save_checkpoint=True",
+    "more": TRAIN + " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/more"
+    " --max_iters=1000 --lr_decay_iters=1000 --eval_interval=500 --always_save_checkpoint=True",
     "answers.json": "evaluate.py --out_dir={to}/rewarded --beside={to}/chat,{to}/more --tasks={tasks}"
     " --questions=500 --max_new_tokens=24 --json={to}/answers.json",
 }
 
 Listed = Annotated[Name, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
-Json = Annotated[Name, matching(r".*\.json", "a name with .json: the table is beside it")]
 
 
 @dataclass(frozen=True)
@@ -77,76 +71,51 @@ class ChatOptions:
 
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
-    out_dir: Listed = "out-chat"  # a folder in it for each seed
-    results: Json | None = None  # file of the lives' answers, which is added to; None: results.json there
-
-
-Answers = dict[str, dict[str, dict[str, list[float]]]]  # by model, task, and greedy or sampled
-
-
-@pydantic.dataclasses.dataclass(config=STRICT)
-class Begun:
-    """A stage that has begun."""
-
-    seconds: NonNegative = 0.0
-    ended: bool = False
-
-
-STAGES_KEPT = dict[str, Begun]  # stages.json, by command
+    out_dir: Listed = "out-chat"  # a folder in it for each seed; results.json and results.md have the answers
 
 
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
-    path = Path(options.results or Path(options.out_dir, "results.json"))
-    found = kept(path, dict[str, list[str] | dict[str, dict[str, Any]]])
-    results: Any = {"stages": [*STAGES.values()], "lives": {}} | found
+    path, stages = Path(options.out_dir, "results.json"), [*STAGES.values()]
+    results = kept(path, dict[str, Any]) or {"stages": stages, "lives": {}}
     with refusing(f"{path}: cannot be read", "restore or delete it", Exception):
-        table(results["lives"])
-    if results["stages"] != [*STAGES.values()]:
-        raise UserError(f"{path}: its lives had other stages: move it, or give another --results")
+        lives, others = results["lives"], results["stages"] != stages
+        table(lives)
+    if others:
+        raise UserError(f"{path}: its lives had other stages: give another --out_dir")
     for seed in range(options.seed, options.seed + options.seeds):
-        if str(seed) not in results["lives"]:
-            results["lives"][str(seed)] = live(Path(options.out_dir, str(seed)), seed)
+        if str(seed) not in lives:
+            lives[str(seed)] = {"answers": live(Path(options.out_dir, str(seed)), seed)} | machine()
             write_whole(path, json.dumps(results, indent=1) + "\n")
-    found, seeds = table(results["lives"]), ", ".join(results["lives"])
-    write_whole(path.with_suffix(".md"), f"Held-out questions, seeds {seeds}:\n\n{found}")
+    found = table(lives)
+    write_whole(path.with_suffix(".md"), f"Held-out questions, seeds {', '.join(lives)}:\n\n{found}")
     print(found)
 
 
 def live(folder: Path, seed: int) -> dict[str, Any]:
     """Run the stages that have not ended, and return the answers. Raises UserError for one that fails."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
     path = folder / "stages.json"
-    stages: dict[str, Begun] = kept(path, STAGES_KEPT)
+    ended = kept(path, dict[str, bool])  # by the command of each that has begun
     for name, stage in STAGES.items():
         words = [word.format(to=folder, seed=seed, tasks=TASKS) for word in stage.split()]
         typed = shlex.join(["python", *words])
-        if typed not in stages:
-            shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)  # of an earlier life
-        this = stages.setdefault(typed, Begun())
-        if this.ended:
+        if ended.get(typed):
             continue
-        write_whole(path, value_reader(STAGES_KEPT).dump_json(stages, indent=1).decode())
-        if checkpoint_folders(str(folder / name)):  # train.py goes on where it was stopped
+        if typed in ended and checkpoint_folders(str(folder / name)):  # it was stopped while it trained
             words = [words[0], f"--out_dir={folder / name}", "--init_from=resume"]
-        start = time.perf_counter()
-        try:
-            this.ended = run(words) == 0
-        finally:
-            this.seconds += time.perf_counter() - start
-            write_whole(path, value_reader(STAGES_KEPT).dump_json(stages, indent=1).decode())
-        if not this.ended:
+        ended[typed] = False
+        write_whole(path, json.dumps(ended, indent=1))
+        if run(words):
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
-    minutes = sum(stage.seconds for stage in stages.values()) / 60
-    talk = shlex.join(["python", "serve.py", f"--out_dir={folder}/rewarded"])
-    print(f"\n{minutes:.0f} minutes. Talk to it: {talk}")
+        ended[typed] = True
+        write_whole(path, json.dumps(ended, indent=1))
+    print(f"\nTalk to it: {shlex.join(['python', 'serve.py', f'--out_dir={folder}/rewarded'])}")
     path = folder / "answers.json"
     with refusing(f"{path}: cannot be read", f"write it again: {typed}", Exception):
-        found = read_json(path, dict[str, int | Answers])["models"]
-        answers = {Path(model).name: shares for model, shares in found.items()}
+        answers = {Path(model).name: shares for model, shares in read_json(path)["models"].items()}
         table({"": {"answers": answers}})
-    return {"answers": answers, "minutes": round(minutes, 1)} | machine()
+    return answers
 
 
 def run(words: list[str]) -> int:
@@ -169,15 +138,13 @@ def table(lives: dict[str, Any]) -> str:
     """Return the mean shares of right answers, and what rewards add, with 95% intervals, in Markdown."""
     lines = [
         f"| right answers | {' | '.join(MODELS)} | rewarded - chat | rewarded - more |",
-        "|---|" + "---|" * 5,
+        "|---" * 6 + "|",
     ]
     for how, task in [*(("sampled", task) for task in (*TASKS.split(","), "all")), ("greedy", "all")]:
-        shares = {
-            seed: {model: share(life["answers"][model], task, how) for model in MODELS}
-            for seed, life in lives.items()
-        }
-        each = pd.DataFrame(shares, index=[*MODELS]).T
-        cells = [f"{task}, {how}", *(f"{each[model].mean():.1f}%" for model in MODELS)]
+        each = pd.DataFrame(columns=[*MODELS], dtype=float)
+        for seed, life in lives.items():
+            each.loc[seed] = [share(life["answers"][model], task, how) for model in MODELS]
+        cells = [f"{task}, {how}", *(f"{mean:.1f}%" for mean in each.mean())]
         for model in ("chat", "more"):
             added = difference(each["rewarded"], each[model])
             cells.append(f"{added.mean:+.1f}" + (f" ± {added.half:.1f}" if len(each) > 1 else ""))
