@@ -77,7 +77,7 @@ class ChatOptions:
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
     path, stages = Path(options.out_dir, "results.json"), [*STAGES.values()]
-    results = kept(path, dict[str, Any]) or {"stages": stages, "lives": {}}
+    results: dict[str, Any] = kept(path, dict[str, Any]) or {"stages": stages, "lives": {}}
     with refusing(f"{path}: cannot be read", "restore or delete it", Exception):
         lives, others = results["lives"], results["stages"] != stages
         table(lives)

@@ -22,19 +22,19 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 import pydantic.dataclasses
 from pydantic import Field
 
-from common.command_line import Count, Name, Positive, show_help, take_options
+from common.command_line import Count, Name, Positive, show_help, take_options, value_reader
 from common.errors import UserError, command
 from common.files import kept, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import document_bytes
-from experiments.record import STRICT, Experiment, Variant, read_result
+from experiments.record import STRICT, Experiment, Variant
 from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
 from experiments.runner import KEEPING, Equal, at_equal, run, time_steps
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
         return run_list(Path(base[0]), asked)
     experiment = design(base, changes, asked)
     if asked.power:
-        lines = [needed(experiment, label, asked.power, asked) for label in changes]
+        lines = [needed(experiment, label, asked.power) for label in changes]
         print(json.dumps(lines) if asked.json else "\n".join(lines))
         return 0
     experiment = replace(experiment, planned=plan(experiment, Path(asked.out)))
@@ -82,15 +82,19 @@ def main(argv: list[str]) -> int:
         return 2
     write_report(experiment)
     record = experiment.record()
-    differences = {label: against(experiment, record, label) for label in changes}
+    differences = {label: against(record, label) for label in changes}
     if asked.json:
-        answers = [asdict(x) | {"change": label, "verdict": x.verdict} for label, x in differences.items()]
-        answers = json.loads(json.dumps(answers), parse_constant=lambda _: None)  # JSON has no infinity
-        about = {"base": " ".join(base), "equal": asked.equal, "unit": UNIT[experiment.metric]}
-        about |= {"ms": {x: record.sets[x].ms for x in experiment.sets}, "changes": answers}  # ty: ignore
-        print(json.dumps(about | {"words": sentences(experiment, record)}, indent=1))
+        answer = {
+            "base": " ".join(base),
+            "equal": asked.equal,
+            "unit": UNIT[experiment.metric],
+            "ms": {label: record.sets[label].ms for label in experiment.sets},
+            "changes": [asdict(x) | {"change": y, "verdict": x.verdict} for y, x in differences.items()],
+            "words": sentences(record),
+        }
+        print(value_reader(dict[str, Any]).dump_json(answer, indent=1).decode())  # null where a float is inf
     else:
-        print("\n\n".join([table(experiment, record), *sentences(experiment, record)]))
+        print("\n\n".join([table(record), *sentences(record)]))
     return min(STATUS[x.verdict] for x in differences.values())
 
 
@@ -185,9 +189,8 @@ def text_of(dataset: Dataset) -> str:
     """Return a hash of a data set's validation text. Raises UserError where its tokens are not text."""
     if dataset.meta.tokenizer is None:
         raise UserError(f"{dataset.folder}: its tokens are not text: there are no bits per byte to compare")
-    tokens, piece = dataset.tokens("val"), 2**16
-    pieces = (tokens.read([i], min(piece, len(tokens) - i))[0] for i in range(0, len(tokens), piece))
-    texts = document_bytes(pieces, dataset.meta.tokenizer)
+    tokens = dataset.tokens("val")
+    texts = document_bytes(tokens.read([0], len(tokens)), dataset.meta.tokenizer)
     return sha256(b"".join(raw for found in texts for raw in found)).hexdigest()
 
 
@@ -202,22 +205,19 @@ def plan(experiment: Experiment, out: Path) -> int:
     return counts.pop() if len(counts) == 1 else 0
 
 
-def needed(experiment: Experiment, label: str, gain: float, asked: CompareOptions) -> str:
+def needed(experiment: Experiment, label: str, gain: float) -> str:
     """Say how many seeds would show a gain, from the spread of the runs that have ended. Raises UserError."""
-    ended, columns = {}, ["seed", "seconds", experiment.metric]
-    for name in ("base", label):
-        paths = Path(asked.out, "runs").glob(f"{experiment.sets[name].mark}.seed-*/result.json")
-        runs = [vars(read_result(path)) for path in paths]
-        ended[name] = pd.DataFrame(runs, columns=columns).set_index("seed").astype(float)
-    losses = {name: runs[experiment.metric].dropna() for name, runs in ended.items()}
-    seen, spread = (losses[label] - losses["base"]).dropna(), 1.0
-    done, seconds = len(seen), 2 * pd.concat(ended)["seconds"].mean()
+    record, spread = experiment.record(), 1.0
+    base = record.losses("base").dropna()
+    seen = (record.losses(label) - base).dropna()
+    done, took = len(seen), [run.seconds for x in ("base", label) for run in record.sets[x].runs]
     if done < 2:  # equal seeds vary together: their differences vary less than those of independent runs
         reference = [run.val for run in find_runs(experiment.sets["base"].options)]
-        seen, spread = losses["base"] if len(losses["base"]) > 1 else pd.Series(reference), 2**0.5
+        seen, spread = base if len(base) > 1 else pd.Series(reference, dtype=float), 2**0.5
     if len(seen) < 2:
         raise UserError("--power: no two seeds of the base are there: give --seeds=2 without --power first")
-    return f"{label}: {say_seeds(gain, spread * seen.std(), len(seen) - 1, done, seconds)}"
+    pair = 2 * sum(took) / max(1, len(took))
+    return f"{label}: {say_seeds(gain, spread * seen.std(), len(seen) - 1, done, pair)}"
 
 
 # A list of sets

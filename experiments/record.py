@@ -3,28 +3,26 @@
 import json
 import math
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field, FiniteFloat
 
-from common.command_line import NonNegative, NonNegativeInt, Seed, check_values, matching, value_reader
+from common.command_line import NonNegative, NonNegativeInt, Seed, value_reader
 from common.devices import describe_cpu
 from common.errors import UserError
-from common.files import read_json, refusing, write_whole
+from common.files import kept, read_json, refusing, write_whole
 from config.options import Options
 from data.dataset import dataset_dir
 from experiments.snapshot import ROOT, Snapshot, digest
 
 RESULTS = ROOT / "experiments" / "results"
-TOKENS = ("gradient_accumulation_steps", "batch_size", "block_size")  # their product is a step's
-DAMAGED = "restore it, or delete it and its runs are trained again"
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,14 @@ class Variant:
     def option(self, name: str) -> Any:
         return self.options.get(name, getattr(Options, name))
 
+    def sizes(self) -> dict[str, int]:
+        step = map(self.option, ("gradient_accumulation_steps", "batch_size", "block_size"))
+        return {"context": self.option("block_size"), "tokens a step": math.prod(step)}
+
     def unlike(self, base: "Variant") -> str:
         """Say which sizes differ from the base's: of equal steps, the larger lowers the loss by itself."""
-        said = ""
-        for what, names in {"context": ("block_size",), "tokens a step": TOKENS}.items():
-            ours, theirs = (math.prod(map(x.option, names)) for x in (self, base))
-            said += f" Its {what}: {ours:,}, the base's {theirs:,}." if ours != theirs else ""
-        return said
+        pairs = zip(self.sizes().items(), base.sizes().values(), strict=True)
+        return "".join(f" Its {what}: {x:,}, the base's {y:,}." for (what, x), y in pairs if x != y)
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class Experiment:
     """A question, and the runs that answer it."""
 
     path: Path  # of the results; the table and the picture lie beside it
-    question: str
-    command: str
-    sets: dict[str, Variant]  # the first is the base
+    question: str = ""
+    command: str = ""
+    sets: dict[str, Variant] = field(default_factory=dict)  # the first is the base
     seeds: int = 5
     upward: bool = False  # compare each set with the one above it, not with the base
     equal: str = "steps"  # or tokens or time: what the sets have alike
@@ -65,11 +64,11 @@ class Experiment:
     planned: int | None = None  # how many seeds were to be looked at first
 
     def record(self) -> "Record":
-        return Record(self.path, self.sets, self.metric)
+        """Read the results, as they are by now: other commands may add to them, too."""
+        return Record(self.path, self)
 
 
 Value = bool | int | FiniteFloat | str | None
-Date = Annotated[str, matching(r"\d{4}-\d\d-\d\d", "a date")]
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -79,16 +78,14 @@ class Result:
 
     seed: Seed
     val: NonNegative | None  # the loss of the last evaluation; None: it diverged
-    best: NonNegative | None = None  # this and `losses` are of runs until 11/2026
     diverged: NonNegativeInt | None  # at this iteration
     steps: NonNegativeInt
     seconds: NonNegative  # of steps
     evaluations: list[tuple[NonNegativeInt, NonNegative, NonNegative]]  # iteration, train and val loss
-    losses: list[tuple[NonNegativeInt, NonNegative]] | None = None
     data: str | None  # data_mark
     versions: str
     cpu: str
-    date: Date
+    date: str
     # The run's own evaluate.py measures it over all validation text, if that was asked for.
     loss: NonNegative | None = None
     bits_per_byte: NonNegative | None = None
@@ -122,8 +119,14 @@ class Entry:
     runs: list[Result]
 
     def __post_init__(self):
-        read = {name: self.options[name] for name in ("dataset", "max_iters") if name in self.options}
-        check_values(read, "", Options)
+        if type(self.option("max_iters")) is not int:
+            raise ValueError("options.max_iters is no integer")
+
+    def option(self, name: str) -> Any:
+        return self.options.get(name, getattr(Options, name))
+
+
+SETS = Annotated[dict[Literal["sets"], dict[str, Entry]], Field(min_length=1)]  # an experiment's file
 
 
 class Record:
@@ -132,19 +135,19 @@ class Record:
     Sets that the file alone has were tried, and taken out: they are shown, and not trained.
     """
 
-    def __init__(self, path: Path, sets: dict[str, Variant] | None = None, metric: str = "val"):
-        self.path, self.metric = path, metric
-        with refusing(f"{path}: cannot be read as results", DAMAGED, Exception):
-            kept = read_json(path, dict[str, dict[str, Entry]])["sets"] if path.exists() else {}
-        wanted = {label: x.options for label, x in (sets or {}).items()}
+    def __init__(self, path: Path, experiment: Experiment | None = None):
+        self.path, self.experiment = path, experiment or Experiment(path)
+        found: dict[str, Entry] = kept(path, SETS).get("sets", {})
+        wanted = {label: x.options for label, x in self.experiment.sets.items()}
         self.sets = {label: Entry(options=options, runs=[]) for label, options in wanted.items()}
         # A set whose options have changed begins anew.
-        self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x.options, None)}
-        self.taken_out = self.sets.keys() - wanted.keys() if sets else set()
+        self.sets |= {label: x for label, x in found.items() if wanted.get(label) in (x.options, None)}
+        self.taken_out = self.sets.keys() - wanted.keys()
 
     def losses(self, label: str) -> pd.Series:
         """Return a set's final validation losses by seed; NaN for a run that diverged."""
-        losses = {x.seed: getattr(x, self.metric) for x in self.sets[label].runs if x.has(self.metric)}
+        metric = self.experiment.metric
+        losses = {x.seed: getattr(x, metric) for x in self.sets[label].runs if x.has(metric)}
         return pd.Series(losses, dtype=float)
 
     def add(self, label: str, run: Result) -> None:
@@ -165,7 +168,7 @@ class Record:
 
 def read_result(path: Path) -> Result:
     """Read the result in a run's folder, whose name ends with the seed. Raises UserError."""
-    with refusing(f"{path}: cannot be read as a result", DAMAGED, ValueError):
+    with refusing(f"{path}: cannot be read", "restore it, or delete it to train again", ValueError):
         found = read_json(path, Result)
         if path.parent.suffix != f".seed-{found.seed}":
             raise ValueError(f"seed is {found.seed}: its folder has another")

@@ -38,17 +38,10 @@ def main(argv: list[str]) -> None:
     if not losses or not runs or {run.data for run in runs} != {data_mark(options.dataset)}:
         raise UserError(f"{out_dir}: it has no evaluation, or no reference has its data and options")
 
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
+    def draw(axes: Any) -> None:
         for run in runs:
-            curve = {step: val for step, _, val in run.evaluations}
-            axes.plot(
-                list(curve),
-                list(curve.values()),
-                lw=1,
-                color="gray",
-                label="reference" if run is runs[0] else None,
-            )
+            steps, _, others = zip(*run.evaluations, strict=True)
+            axes.plot(steps, others, lw=1, color="gray", label="reference" if run is runs[0] else None)
         axes.plot(list(losses), list(losses.values()), "o-", ms=4, label=str(out_dir))
         axes.set(xlabel="iteration", ylabel="validation loss (nats per token)")
         axes.legend()

@@ -3,6 +3,7 @@
 import math
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,21 @@ import numpy as np
 import pandas as pd
 
 from common.files import write_whole
-from config.options import Options
 from experiments.record import Experiment, Record
 from experiments.statistics import ALPHA, CHANCE, MOST, Difference, difference, seeds_to_show, smallest_gain
 
 UNIT = {"val": "nats per token", "loss": "nats per token", "bits_per_byte": "bits per byte"}
 
 
-def against(experiment: Experiment, record: Record, label: str, alpha: float = ALPHA) -> Difference:
+def against(record: Record, label: str, alpha: float = ALPHA) -> Difference:
     """Compare a set with the first, or with the one above it."""
-    labels = list(record.sets)
+    labels, experiment = list(record.sets), record.experiment
     base = labels[max(labels.index(label) - 1, 0) if experiment.upward else 0]
     return difference(record.losses(label), record.losses(base), experiment.planned, alpha)
+
+
+def base_of(record: Record) -> str:
+    return "the row above" if record.experiment.upward else next(iter(record.sets))
 
 
 def write_report(experiment: Experiment) -> None:
@@ -30,25 +34,25 @@ def write_report(experiment: Experiment) -> None:
     if not any(entry.runs for entry in record.sets.values()):
         return
     picture, page = experiment.path.with_suffix(".svg"), experiment.path.with_suffix(".md")
-    parts = [f"# {name}", experiment.question, table(experiment, record)]
+    parts = [f"# {name}", experiment.question, table(record)]
     if len(record.sets) > 1:
-        save_svg(picture, lambda figure: draw(figure, experiment, record))
+        save_svg(picture, lambda axes: draw(axes, record), height=1.6 + 0.4 * (len(record.sets) - 1))
         parts.append(f"![{name}]({picture.name})")
     if experiment.planned is not None:
-        parts += sentences(experiment, record)
-    parts.append(provenance(experiment, record))
+        parts += sentences(record)
+    parts.append(provenance(record))
     write_whole(page, "\n\n".join(parts) + "\n")
     print(f"written: {page}", file=sys.stderr)
 
 
-def table(experiment: Experiment, record: Record) -> str:
-    base = "the row above" if experiment.upward else next(iter(experiment.sets))
-    head = f"loss ({UNIT[experiment.metric]}), mean ± sd | difference from {base}, 95% interval"
+def table(record: Record) -> str:
+    unit = UNIT[record.experiment.metric]
+    head = f"loss ({unit}), mean ± sd | difference from {base_of(record)}, 95% interval"
     rows = [f"| set | {head} | p | seeds | ms/step | steps |", "|---" * 7 + "|"]
     for label, entry in record.sets.items():
-        losses, steps = record.losses(label), entry.options.get("max_iters", Options.max_iters)
+        losses, steps = record.losses(label), entry.option("max_iters")
         shown = f"{label} (tried, and taken out)" if label in record.taken_out else label
-        pair = describe_difference(against(experiment, record, label), len(losses))
+        pair = describe_difference(against(record, label), len(losses))
         ms = f"{entry.ms:.1f}" if entry.ms else ""
         rows.append(f"| {shown} | {describe(losses)} | {pair} | {len(losses)} | {ms} | {steps:,} |")
     return "\n".join(rows)
@@ -73,22 +77,22 @@ def describe_difference(found: Difference, seeds: int) -> str:
     return f"{text}{pairs} | {found.p:.2g}"
 
 
-def sentences(experiment: Experiment, record: Record) -> list[str]:
+def sentences(record: Record) -> list[str]:
     """Say in words whether each change helps."""
-    labels = list(experiment.sets)[1:]
-    lines = [sentence(experiment, record, label) for label in labels]
+    labels = list(record.experiment.sets)[1:]
+    lines = [sentence(record, label) for label in labels]
     if (k := len(labels)) > 1:
-        found = {label: against(experiment, record, label, ALPHA / k).verdict for label in labels}
+        found = {label: against(record, label, ALPHA / k).verdict for label in labels}
         sure = [f"{label} {verdict}" for label, verdict in found.items() if verdict in ("helps", "hurts")]
-        luck = (
-            f"Luck alone moves one of {k} such intervals off 0 in {1 - (1 - ALPHA) ** k:.0%} of comparisons."
-        )
-        lines.append(f"{luck} By intervals that hold together in 95%: {', '.join(sure) or 'none'}.")
+        luck = f"Luck alone moves one of {k} such intervals off 0 in {1 - (1 - ALPHA) ** k:.0%}"
+        together = f"By intervals that hold together in 95%: {', '.join(sure) or 'none'}."
+        lines.append(f"{luck} of comparisons. {together}")
     return lines
 
 
-def sentence(experiment: Experiment, record: Record, label: str) -> str:
-    found, base = against(experiment, record, label), next(iter(experiment.sets))
+def sentence(record: Record, label: str) -> str:
+    experiment, found = record.experiment, against(record, label)
+    base = next(iter(experiment.sets))
     n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
     ratio = (record.sets[label].ms or np.nan) / (record.sets[base].ms or np.nan)
     ending = f"at equal {experiment.equal}; a step takes {ratio:.2f} times as long."
@@ -122,44 +126,44 @@ def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: floa
     return f"{number}{minutes} would show {gain:g} with a chance of {CHANCE:.0%}{look}."
 
 
-def provenance(experiment: Experiment, record: Record) -> str:
+def provenance(record: Record) -> str:
     """Say how, where and when the runs were made."""
-    runs = pd.DataFrame([vars(run) for entry in record.sets.values() for run in entry.runs])
-    days, hours = sorted({runs["date"].min(), runs["date"].max()}), runs["seconds"].sum() / 3600
-    made = f"{len(runs)} runs, {hours:.1f} hours of steps, {' to '.join(days)}"
-    lines = [f"Made by `{experiment.command}`: {made}."]
-    lines += [f"On {cpu}: {n} runs." for cpu, n in runs["cpu"].value_counts(sort=False).items()]
-    lines += [f"Versions: {found}." for found in sorted(set(runs["versions"]))]
+    runs = [run for entry in record.sets.values() for run in entry.runs]
+    days, hours = sorted({run.date for run in runs}), sum(run.seconds for run in runs) / 3600
+    made = f"{len(runs)} runs, {hours:.1f} hours of steps, {' to '.join(sorted({days[0], days[-1]}))}"
+    lines = [f"Made by `{record.experiment.command}`: {made}."]
+    lines += [f"On {cpu}: {n} runs." for cpu, n in Counter(run.cpu for run in runs).items()]
+    lines += [f"Versions: {found}." for found in sorted({run.versions for run in runs})]
     if record.taken_out:
         lines.append("Rows with brackets need options that are gone. Commit dd10b5e has them.")
     timed = {entry.timed for entry in record.sets.values() if entry.timed}
     return "\n".join(lines + [f"Steps timed {found}." for found in sorted(timed)])
 
 
-def save_svg(path: Path, fill: Callable[[Any], None]) -> None:
-    """Save the figure that `fill` draws into. The same results make the same bytes."""
+def save_svg(path: Path, draw: Callable[[Any], None], height: float = 5.0) -> None:
+    """Save what is drawn into a figure's axes. The same results make the same bytes."""
     import matplotlib  # here: it takes half a second
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
-        fill(figure := Figure(figsize=(8, 5), layout="constrained"))
+        figure = Figure(figsize=(8, height), layout="constrained")
+        draw(figure.subplots())
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def draw(figure: Any, experiment: Experiment, record: Record) -> None:
+def draw(axes: Any, record: Record) -> None:
     """Draw a row for each change: a dot for each seed's difference, and the mean with its interval."""
-    axes, labels = figure.subplots(), [*record.sets][1:]
-    figure.set_figheight(1.6 + 0.4 * len(labels))
+    labels = [*record.sets][1:]
     for row, label in enumerate(labels):
-        found = against(experiment, record, label)
+        found = against(record, label)
         color = {"helps": "#2a8a57", "hurts": "#b3261e"}.get(found.verdict, "#6b7280")
         axes.plot(found.pairs, [row - 0.1] * len(found.pairs), "o", ms=4, alpha=0.5, color=color)
         if np.isfinite(found.half):
             axes.errorbar(found.mean, row + 0.15, xerr=found.half, fmt="D", ms=5, capsize=4, color=color)
-    base = "the row above" if experiment.upward else next(iter(experiment.sets))
     axes.axvline(0, color="black", lw=0.8)
     axes.set_yticks(range(len(labels)), [textwrap.fill(label, 30) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
-    axes.set_title(experiment.question.splitlines()[0], fontsize="medium", wrap=True)
-    axes.set_xlabel(f"difference from {base} in {UNIT[experiment.metric]} (left is better), 95% intervals")
+    axes.set_title(record.experiment.question.splitlines()[0], fontsize="medium", wrap=True)
+    unit = UNIT[record.experiment.metric]
+    axes.set_xlabel(f"difference from {base_of(record)} in {unit} (left is better), 95% intervals")

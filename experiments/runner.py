@@ -4,7 +4,6 @@ A killed run goes on from its last checkpoint. A run's folder is named by its op
 and keeps its result: what experiments share is trained once.
 """
 
-import math
 import signal
 import subprocess
 import sys
@@ -18,8 +17,7 @@ from typing import Any, Literal
 from common.devices import count_cpus
 from common.errors import UserError
 from common.files import read_json, refusing, write_whole
-from config.options import Options
-from experiments.record import TOKENS, Experiment, Result, Value, Variant, data_mark, machine, read_result
+from experiments.record import Experiment, Result, Value, Variant, data_mark, machine, read_result
 from experiments.trial import diverged_at, last_line, start, time_by_turns
 from runs.metrics import RECORD
 
@@ -47,12 +45,11 @@ class Task:
         values["always_save_checkpoint"] = True  # evaluate.py needs the last
         if "init_from" not in values or (self.folder / "checkpoints").exists():
             values["init_from"] = "auto"
-        return [f"--{name}={value}" for name, value in values.items()]
+        return ["train.py", *(f"--{name}={value}" for name, value in values.items())]
 
-    def start(self, program: str, words: list[str], jobs: int = 1) -> subprocess.Popen:
+    def start(self, words: list[str], jobs: int = 1) -> subprocess.Popen:
         threads = {"PJRT_NPROC": str(max(1, count_cpus() // jobs))} if jobs > 1 else {}  # XLA's
-        dataset = self.variant.option("dataset")
-        return start(self.variant.code, [program, *words], self.folder, dataset, **threads)
+        return start(self.variant.code, words, self.folder, self.variant.option("dataset"), **threads)
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}"
@@ -65,7 +62,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
         if not result.has(experiment.metric):
             result = evaluated(task, result)
         write_whole(task.kept, result.to_json())
-        experiment.record().add(task.label, result)  # as it is by now: others may write it, too
+        experiment.record().add(task.label, result)
         print(f"{done} {task}", file=sys.stderr, flush=True)
 
     record = experiment.record()
@@ -77,7 +74,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
     ]
     for entry in record.sets.values() if due else ():
         for old in entry.runs:
-            old.check(record.path, str(entry.options.get("dataset", Options.dataset)))
+            old.check(experiment.path, str(entry.option("dataset")))
     for task in due:
         if task.kept.exists():  # of another experiment
             result = read_result(task.kept)
@@ -91,17 +88,17 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task, Result], None]) 
 
     Ctrl-C and SIGTERM stop the runs as well, which save checkpoints.
     """
-    waiting, running, failed = deque(due), [], 0
+    waiting, running, failed = deque(due), {}, 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 task = waiting.popleft()
                 print(f"training {task}: {task.folder}", file=sys.stderr, flush=True)
-                running.append((task, task.start("train.py", task.words(), jobs)))
+                running[task.folder] = task, task.start(task.words(), jobs)
             time.sleep(0.2)
-            for task, process in [pair for pair in running if pair[1].poll() is not None]:
-                running.remove((task, process))
+            for task, process in [pair for pair in running.values() if pair[1].poll() is not None]:
+                del running[task.folder]
                 if result := result_of(task, process.returncode):
                     keep(task, result)
                 else:
@@ -110,9 +107,9 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task, Result], None]) 
     finally:
         if running:
             print("stopped: the same command goes on", file=sys.stderr)
-        for _, process in running:
+        for _, process in running.values():
             process.terminate()
-        for _, process in running:
+        for _, process in running.values():
             process.wait()
     return failed
 
@@ -127,15 +124,13 @@ def result_of(task: Task, status: int) -> Result | None:
     with refusing(f"{path}: damaged", "move the folder away to train it again", Exception):
         records = [RECORD.validate_json(line) for line in path.read_bytes().splitlines()]
         losses = {x["iter"]: (x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x}
-        evaluations = [(i, round(train, 5), round(val, 5)) for i, (train, val) in losses.items()]
-        ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
         values: dict[str, Any] = {
             "seed": task.seed,
             "val": round(losses[last][1], 5) if diverged is None else None,
             "diverged": diverged,
             "steps": last if diverged is None else diverged,
-            "seconds": round(10 * ms / 1e3, 1),  # it is logged each tenth step
-            "evaluations": evaluations,
+            "seconds": round(sum(x.get("ms", 0.0) for x in records) / 100, 1),  # of each tenth step, in ms
+            "evaluations": [(i, round(train, 5), round(val, 5)) for i, (train, val) in losses.items()],
             "data": data_mark(task.variant.option("dataset")),
         }
         return Result(**values, **machine())
@@ -144,7 +139,7 @@ def result_of(task: Task, status: int) -> Result | None:
 def evaluated(task: Task, result: Result) -> Result:
     """Evaluate a trained run on all of the validation text, by its own evaluate.py. Raises UserError."""
     path = task.folder / "evaluation.json"
-    if task.start("evaluate.py", [f"--out_dir={task.folder}", f"--json={path}"]).wait():
+    if task.start(["evaluate.py", f"--out_dir={task.folder}", f"--json={path}"]).wait():
         raise UserError(f"{task}: {last_line(task.folder)}")
     with refusing(f"{path}: cannot be read", "give the command again", Exception):
         found = read_json(path, dict[str, Value])
@@ -153,13 +148,13 @@ def evaluated(task: Task, result: Result) -> Result:
 
 def time_steps(experiment: Experiment) -> None:
     """Time a step of each set, unless the record has all. Raises UserError."""
-    record, sets = experiment.record(), experiment.sets
-    if all(record.sets[label].ms for label in sets):
+    record = experiment.record()
+    if all(record.sets[label].ms for label in experiment.sets):
         return
     print("timing a step of each, by turns", file=sys.stderr, flush=True)
     about = machine()
     timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
-    for label, ms in time_by_turns(sets).items():
+    for label, ms in time_by_turns(experiment.sets).items():
         record.set(label, ms=round(ms, 2), timed=timed)
 
 
@@ -169,10 +164,10 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
         return experiment
     time_steps(experiment)
     times, sets = experiment.record().sets, {}
-    costs = {label: math.prod(map(x.option, TOKENS)) for label, x in experiment.sets.items()}
+    costs = {label: x.sizes()["tokens a step"] for label, x in experiment.sets.items()}
     if equal == "time":
         costs = {label: times[label].ms for label in costs}
-    base = next(iter(costs))
+    base, *_ = costs
     for label, x in experiment.sets.items():
         steps = round(experiment.sets[base].option("max_iters") * costs[base] / costs[label])
         decay = round(steps * x.option("lr_decay_iters") / x.option("max_iters"))

@@ -2,14 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from subprocess import DEVNULL, Popen
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from common.command_line import INT32
 from common.errors import UserError
@@ -23,24 +22,20 @@ TURNS, SECONDS = 3, 5.0  # how often a step of each set is timed, and how long
 WARM_UP, SEEN = 3, 10  # steps that are not timed, and those whose losses are compared
 
 
-def start(code: Snapshot, words: list[str], folder: Path, dataset: str = "", **variables) -> subprocess.Popen:
+def start(code: Snapshot, words: list[str], folder: Path, dataset: str = "", **variables) -> Popen:
     """Start a program of this code, which finds our data sets. Its output is train.log in the folder."""
-    data, kept = dataset_dir(dataset), os.environ.get("NANOJAXGPT_DATA")
-    found = {"NANOJAXGPT_DATA": str(data.parent if data.name == dataset else kept or DATA)}
+    data = dataset_dir(dataset)
+    named = data.parent if data.name == dataset else os.environ.get("NANOJAXGPT_DATA", DATA)
+    env = os.environ | {"NANOJAXGPT_DATA": str(named)} | variables
+    command = [sys.executable, str(code.folder / words[0]), *words[1:]]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "train.log", "ab") as log:
         # In a session of its own, since a second Ctrl-C would end it unsaved.
-        output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        command = [sys.executable, str(code.folder / words[0]), *words[1:]]
-        return subprocess.Popen(command, env=os.environ | found | variables, start_new_session=True, **output)
+        return Popen(command, env=env, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def last_line(folder: Path) -> str:
     return (folder / "train.log").read_text(errors="replace").strip().rpartition("\n")[2]
-
-
-class Diverged(UserError):
-    """A loss of a run is no number."""
 
 
 def diverged_at(folder: Path) -> int | None:
@@ -50,13 +45,14 @@ def diverged_at(folder: Path) -> int | None:
 
 
 def train_until(enough: Callable[[], bool], code: Snapshot, words: list[str], folder: Path, data: str = ""):
-    """Train in a folder until there is enough to see in it. Raises UserError."""
+    """Train until there is enough to see in the folder, or the run diverges. Raises UserError for a crash."""
     process = start(code, ["train.py", *words, f"--out_dir={folder}", "--wandb_log=False"], folder, data)
     try:
         while not enough():
             if process.poll() is not None:
-                kind = UserError if diverged_at(folder) is None else Diverged
-                raise kind(f"{code.name}: {last_line(folder).removeprefix('error: ')}")
+                if diverged_at(folder) is None:
+                    raise UserError(f"{code.name}: {last_line(folder).removeprefix('error: ')}")
+                return
             time.sleep(0.2)
     finally:
         process.kill()
@@ -73,7 +69,7 @@ def options_of(code: Snapshot, words: list[str]) -> dict[str, Value]:
 
 
 def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
-    """Return the milliseconds of a step, and the losses of the first ones, unless it diverges."""
+    """Return the milliseconds of a step, and the losses of the first ones; none of those if it diverges."""
     never = INT32 - 1
     changes = {"max_iters": never, "eval_interval": never, "eval_iters": 1, "log_interval": 1} | rates
     words = [f"--{name}={value}" for name, value in (variant.options | changes).items()]
@@ -87,9 +83,8 @@ def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
             times = [step["ms"] for step in steps()]
             return len(times) >= SEEN and sum(times[WARM_UP:]) >= 1e3 * SECONDS
 
-        try:
-            train_until(enough, variant.code, words, folder, variant.option("dataset"))
-        except Diverged:  # its steps take as long with a rate that changes nothing
+        train_until(enough, variant.code, words, folder, variant.option("dataset"))
+        if diverged_at(folder) is not None:  # its steps take as long with a rate that changes nothing
             return short_run(variant, learning_rate=1e-9, min_lr=0.0)[0], []
         found = steps()
     return median(step["ms"] for step in found[WARM_UP:]), [step["loss"] for step in found[:SEEN]]

@@ -23,7 +23,7 @@ from experiments.reference import read_options
 from experiments.report import provenance, say_seeds, sentences, table
 from experiments.snapshot import Snapshot
 from experiments.statistics import difference
-from tests.damage import answers, damaged
+from tests.damage import answers
 from tests.experiments.conftest import result, words
 from tests.helpers import ROOT, losses, refusal, slowly
 
@@ -125,22 +125,21 @@ def test_another_number_of_seeds_than_the_first_has_an_interval_for_every_look(c
 def test_power_is_of_pairs_or_of_the_base_or_of_references(compared, tmp_path, monkeypatch):
     """A difference of two runs that do not vary together has the spread of one, times the root of 2."""
     _, experiment = compared
-    asked = CompareOptions(jobs=2, out=str(experiment.path.parent))
-    none = refusal(needed, experiment, RATE, 0.1, asked)
+    none = refusal(needed, experiment, RATE, 0.1)
     assert none.startswith("--power: no two seeds of the base are there")
     known = replace(experiment, path=tmp_path / "known.json", sets={"it": experiment.sets["base"]})
     known.record().set("it", runs=[result(i, x) for i, x in enumerate((2.0, 2.1, 2.3))])
     monkeypatch.setattr(reference, "RESULTS", tmp_path)
     monkeypatch.setattr(reference, "SOURCES", {"known": "it"})
     spread = np.std([2.0, 2.1, 2.3], ddof=1) * 2**0.5
-    said = needed(experiment, RATE, 0.1, asked)
+    said = needed(experiment, RATE, 0.1)
     assert said == f"{RATE}: {say_seeds(0.1, spread, 2, 0, 0)}" and "minutes" not in said
-    end(experiment, {"base": BASE})
-    said = needed(experiment, RATE, 0.1, asked)
+    experiment.record().set("base", runs=[result(i, x) for i, x in enumerate(BASE)])
+    said = needed(experiment, RATE, 0.1)
     assert said == f"{RATE}: {say_seeds(0.1, 0.1 * 2**0.5, 2, 0, 120.0)}" and "more minutes" in said
-    end(experiment, {RATE: [1.9, 2.15, 2.0]})
+    experiment.record().set(RATE, runs=[result(i, x) for i, x in enumerate([1.9, 2.15, 2.0])])
     spread = np.std([0.1, 0.05, 0.1], ddof=1)
-    assert needed(experiment, RATE, 0.1, asked) == f"{RATE}: {say_seeds(0.1, spread, 2, 3, 120.0)}"
+    assert needed(experiment, RATE, 0.1) == f"{RATE}: {say_seeds(0.1, spread, 2, 3, 120.0)}"
 
 
 @pytest.mark.slow
@@ -196,82 +195,52 @@ def test_a_list_that_cannot_be_used_is_refused_in_a_line(tmp_path):
         assert "a list takes only" in refusal(main, [str(path), word])
 
 
-@pytest.fixture
-def ended(compared):
-    """A comparison whose runs have ended, with all that a result or an entry may have."""
-    _, experiment = compared
-    end(experiment, {"base": BASE, RATE: [1.9, 2.1, 2.01]})
-    for label in experiment.sets:
-        more = dict(best=2.0, losses=[(0, 3.0)], loss=2.0, bits_per_byte=1.0, data="ab")
-        experiment.record().set(label, runs=[result(i, 2.0 + i / 7, **more) for i in (1, 2, 3)])
-    return replace(experiment, planned=3)
+def read_anyway(path, read) -> set[str]:
+    """Return which damages of a file are read: each of the others is refused in a line."""
+    return {what for what, line in answers(path, read).items() if line is None}
 
 
-# These may also stand in the place of a value of a result.
-NUMBER, OPTIONAL = {"a fraction", "2^31", "2^62"}, ("best", "loss", "bits_per_byte")
-RIGHT = {f"{name} is {x}" for name in ("seconds", *OPTIONAL) for x in NUMBER}
-RIGHT |= {f"{name} is null" for name in (*OPTIONAL, "losses", "data", "diverged")}
-RIGHT |= {f"without {name}" for name in (*OPTIONAL, "losses")} | {"losses is an empty list"}
-RIGHT |= {f"{name} is a long text" for name in ("versions", "cpu", "data")}
+def test_a_damaged_result_is_refused_in_a_line(tmp_path):
+    path = tmp_path / "mark.seed-1" / "result.json"
+    write_whole(path, result(1, 2.0, loss=2.0, bits_per_byte=1.0, data="ab").to_json())
+    measured = ("loss", "bits_per_byte")
+    right = {f"{name} is {x}" for name in ("seconds", *measured) for x in ("a fraction", "2^31", "2^62")}
+    right |= {f"{name} is null" for name in (*measured, "data", "diverged")}
+    right |= {f"{name} is a long text" for name in ("versions", "cpu", "data", "date")}
+    assert read_anyway(path, lambda: read_result(path)) == right | {f"without {name}" for name in measured}
+    path.write_text(result(7, 2.0).to_json())
+    said = f"{path}: cannot be read (seed is 7: its folder has another): restore it, or"
+    assert refusal(read_result, path).startswith(said)
 
 
-def test_a_damaged_result_is_refused_in_a_line(ended):
-    path = min(ended.path.parent.glob("runs/*/result.json"))
-    path.write_text(ended.record().sets["base"].runs[0].to_json())
-    said = answers(path, lambda: read_result(path))
-    assert {what for what, line in said.items() if line is None} == RIGHT
-
-
-def test_damaged_results_are_refused_in_a_line(ended, tmp_path):
-    """Show what is read, as a report would: an entry, and a run in it."""
+def test_damaged_results_are_refused_in_a_line(compared):
+    """Show what is read, as a report would."""
+    experiment = compared[1]
+    experiment.record().set("base", runs=[result(1, 2.0)], ms=2.0, timed="now")
 
     def shown():
-        record = ended.record()
-        if all(entry.ms and entry.runs for entry in record.sets.values()):  # else the command makes them
-            table(ended, record), sentences(ended, record), provenance(ended, record)
+        record = experiment.record()
+        if any(entry.runs for entry in record.sets.values()):
+            table(record), sentences(record), provenance(record)
 
-    whole = json.loads(ended.path.read_text())
-    whole["sets"]["gone"] = {"options": {"dataset": "book_char", "max_iters": 5}, "ms": 2.0, "timed": "now"}
-    whole["sets"]["gone"]["runs"] = []
-    rights = {f"ms is {x}" for x in ("a fraction", "2^31", "null")}
-    rights |= {"timed is a long text", "timed is null", "runs is an empty list"}
-    rights |= {f"without {x}" for x in ("ms", "timed", "options.dataset", "options.max_iters")}
-    rights |= {"options is an empty object", "options.dataset is a long text"}
-    for place, right in ((["gone"], rights), ([RATE, "runs", 1], RIGHT | {"seed is 2^31"})):
-        *above, last = "sets", *place
-        within = whole
-        for key in above:
-            within = within[key]
-        found, within[last] = within[last], "@@@"
-        before, after = json.dumps(whole).encode().split(b'"@@@"')
-        within[last], read = found, set()
-        for what, content in damaged(json.dumps(found)):
-            ended.path.write_bytes(before + content + after)
-            try:
-                assert f"{ended.path}: cannot be read as results (" in refusal(shown)
-            except pytest.fail.Exception:
-                read.add(what)
-        assert read == right
+    whole = json.loads(experiment.path.read_text())
+    whole["sets"] = {"gone": whole["sets"]["base"] | {"options": {"max_iters": 5}}}
+    experiment.path.write_text(json.dumps(whole))
+    right = {f"ms is {x}" for x in ("a fraction", "2^31", "null")}
+    right |= {"timed is a long text", "timed is null", "runs is an empty list", "options is an empty object"}
+    right |= {f"options.max_iters is {x}" for x in ("a negative number", "a huge integer", "2^31", "2^62")}
+    right = {f"sets.gone.{x}" for x in right} | {"sets is an empty object", "without sets.gone"}
+    right |= {f"without sets.gone.{x}" for x in ("ms", "timed", "options.max_iters")}
+    assert read_anyway(experiment.path, shown) == right
 
 
-def test_damaged_numbers_of_seeds_are_refused_in_a_line(ended):
-    plan(ended, ended.path.parent)
-    path = ended.path.parent / "seeds.json"
+def test_damaged_numbers_of_seeds_are_refused_in_a_line(compared):
+    experiment = compared[1]
+    plan(experiment, experiment.path.parent)
+    path = experiment.path.parent / "seeds.json"
     (pair,) = json.loads(path.read_text())
-    said = answers(path, lambda: plan(ended, path.parent))
-    assert {what for what, line in said.items() if line is None} == {
-        "an empty object instead",
-        f"without {pair}",
-    }
-
-
-def test_a_result_of_another_seed_is_refused(compared):
-    argv, experiment = compared
-    end(experiment, {"base": BASE, RATE: [1.9, 2.1, 2.01]})
-    path = min(experiment.path.parent.glob("runs/*/result.json"))
-    path.write_text(result(7, 2.0).to_json())
-    said = refusal(main, [*argv, "--seeds=3"])
-    assert f"{path}: cannot be read as a result (seed is 7: its folder has another): restore it, or" in said
+    read = read_anyway(path, lambda: plan(experiment, path.parent))
+    assert read == {"an empty object instead", f"without {pair}"}
 
 
 # The metric

@@ -9,7 +9,7 @@ import pytest
 import train
 from config.options import parse_options
 from experiments import reference
-from experiments.record import RESULTS, Record, Variant, data_mark
+from experiments.record import RESULTS, Experiment, Record, Variant, data_mark
 from experiments.reference import SOURCES, find_runs, verdict
 from experiments.snapshot import Snapshot
 from tests.experiments.conftest import result
@@ -31,7 +31,7 @@ def kept(tiny, tiny_data, tmp_path, monkeypatch):
         for seed, losses in CURVES.items():
             evaluations = [(step, val, val) for step, val in zip((0, 5, 10), losses, strict=True)]
             run = result(seed, losses[-1], evaluations=evaluations, data=data)
-            Record(tmp_path / "tiny.json", {"as it is": variant}).add("as it is", run)
+            Experiment(tmp_path / "tiny.json", sets={"as it is": variant}).record().add("as it is", run)
         return argv
 
     return keep

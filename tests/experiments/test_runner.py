@@ -99,7 +99,7 @@ def test_a_run_that_was_not_evaluated_has_no_loss_of_evaluate_py(experiment):
 def test_a_damaged_evaluation_is_refused_in_a_line(experiment, tmp_path, monkeypatch, text):
     ended = SimpleNamespace(wait=lambda: 0)
     (tmp_path / "evaluation.json").write_text(text)
-    monkeypatch.setattr(Task, "start", lambda self, program, words: ended)
+    monkeypatch.setattr(Task, "start", lambda self, words: ended)
     said = refusal(evaluated, Task("slow", experiment.sets["slow"], 1, tmp_path), result(1, 2.0))
     assert said.startswith(f"{tmp_path}/evaluation.json: cannot be read (")
 
@@ -137,12 +137,12 @@ def test_a_set_whose_options_change_begins_anew_and_one_that_is_gone_keeps_its_r
     changed = with_options(replace(experiment, sets=left), "slow", beta1=0.8)
     record = recorded(changed, {"slow": [1.9]})
     assert [*record.losses("slow")] == [1.9] and [*record.losses("fast")] == LOSSES["fast"]
-    assert record.taken_out == {"faster"} and "Commit dd10b5e has them." in provenance(changed, record)
-    assert "| faster (tried, and taken out) | 3.0500 ± 0.0707 | " in table(changed, record)
+    assert record.taken_out == {"faster"} and "Commit dd10b5e has them." in provenance(record)
+    assert "| faster (tried, and taken out) | 3.0500 ± 0.0707 | " in table(record)
     entries = '{"options": {}}', '{"options": {}, "runs": [{"seed": 1, "val": "x"}]}', "[]"
     for text in ('{"sets": {', "[]", "{}", *(f'{{"sets": {{"gone": {x}}}}}' for x in entries)):
         experiment.path.write_text(text)
-        assert "small.json: cannot be read as results (" in refusal(experiment.record)
+        assert "small.json: cannot be read (" in refusal(experiment.record)
 
 
 def test_equal_tokens_and_equal_time_are_as_many_steps_as_take_them(experiment, tmp_path):
@@ -200,10 +200,10 @@ def test_a_summary_is_mean_and_deviation_of_two_seeds_or_more():
 def test_a_table_has_differences_from_the_base_or_from_the_row_above(experiment):
     record = recorded(experiment, {"slow": [2.0, 2.2], "fast": [1.0, 1.2002, 1.5], "faster": [0.9, 1.2]})
     half = stats.t.ppf(0.975, 1) * 0.0001
-    rows = table(experiment, record).splitlines()
+    rows = table(record).splitlines()
     assert rows[2] == "| slow | 2.1000 ± 0.1414 |  |  | 2 | 2.0 | 6 |"
     assert f"| **-0.9999 ± {half:.4f}** (2 pairs) | 0.5 | 3 | " in rows[3]
-    text = table(replace(experiment, upward=True), record)
+    text = table(replace(experiment, upward=True).record())
     assert "difference from the row above" in text and "| faster | 1.0500 ± 0.2121 | -0.0501 ± " in text
 
 
@@ -239,8 +239,8 @@ def test_a_report_says_how_its_runs_were_made_and_draws_pairs_and_intervals(expe
 def test_other_contexts_or_tokens_a_step_are_said(experiment, options, said):
     """OPTIONS has steps of two rows of four tokens."""
     experiment = with_options(experiment, "fast", **options)
-    record = recorded(experiment, LOSSES)
-    (line,) = sentences(replace(experiment, sets={x: experiment.sets[x] for x in LOSSES}), record)
+    two = replace(experiment, sets={label: experiment.sets[label] for label in LOSSES})
+    (line,) = sentences(recorded(two, LOSSES))
     assert f"a step takes 1.00 times as long.{said} " in line and line.count(" Its ") == said.count(" Its ")
     ours = experiment.sets["fast"]
     assert f"fast, code of this:{said}" in [*in_full([], {"base": experiment.sets["slow"], "fast": ours})]
@@ -252,7 +252,7 @@ def test_of_several_changes_a_sentence_says_which_hold_together(experiment):
     assert 0.025 > stats.ttest_1samp(faster, 0).pvalue and 0.05 > stats.ttest_1samp(fast, 0).pvalue > 0.025
     losses = {"slow": [2.0] * 3, "fast": np.add(2, fast).tolist(), "faster": np.add(2, faster).tolist()}
     record = recorded(experiment := replace(experiment, planned=3), losses)
-    first, second, both = sentences(experiment, record)
+    first, second, both = sentences(record)
     assert first.startswith("fast helps by 0.1467 ± ") and second.startswith("faster hurts by 0.1100 ± ")
     assert "Luck alone moves one of 2 such intervals off 0 in 10%" in both
     assert both.endswith("hold together in 95%: faster hurts.")
