@@ -22,7 +22,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import shlex
 import subprocess
 from contextlib import ExitStack
@@ -47,11 +46,22 @@ from parallel.mesh import make_mesh
 from runs.checkpoint import saved_options
 from runs.metrics import count_parameters, flops_per_token
 from runs.start import choose_config
-from tools.benchmarks.generation import report_decoding, report_serving
+from tools.benchmarks.generation import measure_decoding, measure_serving
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
 
 STEPS = 3  # that are traced
 HLO = "train_step.hlo.txt"  # beside the trace
+COLUMNS = {  # of what is printed, by the figure's name: title, width and format
+    "ms": ("ms/step", 10, ".2f"),
+    "min_ms": ("min", 10, ".2f"),
+    "spread": ("spread", 9, ".0%"),
+    "tokens_per_second": ("tokens/s", 12, ",.0f"),
+    "of_pytorch": (" of PyTorch", 11, ".2f"),
+    "first_token_ms": ("first token, ms", 20, ".1f"),
+    "first_token_ms_p95": ("p95", 7, ".1f"),
+    "between_parts_ms": ("between parts, ms", 20, ".1f"),
+    "between_parts_ms_p95": ("p95", 7, ".1f"),
+}
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (
@@ -90,7 +100,10 @@ def main(argv: list[str]) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device, options.deterministic)
     with jax.set_mesh(make_mesh(options.mesh)):
-        figures = report_serving(options) if bench.serve else measure(bench, options)
+        figures = measure_serving(options) if bench.serve else measure(bench, options)
+        print_table(figures)
+        if not (bench.serve or bench.decode):
+            print_details(figures[0])
         if bench.json:
             with naming(Path(bench.json)), open(bench.json, "ab") as file:
                 file.write(json.dumps(record(argv, figures)).encode() + b"\n")
@@ -107,7 +120,7 @@ def check_twin(options: Options) -> None:
 
 
 def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
-    """Measure what was asked for on the device mesh, print it, and return the figures of each variant."""
+    """Measure what was asked for on the device mesh, and return the figures of each variant."""
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
     if bench.loop:
@@ -115,7 +128,7 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
     config = choose_config(options, load_meta(options.dataset, options.vocab_size))
     print(describe(config, options))
     if bench.decode:
-        return report_decoding(config, options)
+        return measure_decoding(config, options)
     step = JaxStep(config, options)
     losses = {"losses": step.losses(10)} if bench.losses else {}
     with ExitStack() as stack:
@@ -129,11 +142,12 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
             record_trace(bench.profile, variants[1] if bench.loop else step, step.train_step)
     figures = [figures_of(variant, times[variant.name], step) for variant in variants]
     figures[0] |= losses
-    print(table(figures))
+    theirs = [x["ms"] for x in figures if x["name"].startswith("PyTorch") and x["dtype"] == "float32"]
+    for x in figures if theirs else ():
+        x["of_pytorch"] = min(theirs) / x["ms"]
     if bench.loop:
         pairs = zip(times[step.name], times[TrainLoop.name], strict=True)  # neighbours in time
-        print(f"{'the loop adds':28}{median(loop / bare for bare, loop in pairs) - 1:10.2%}")
-    print(details(figures[0]))
+        figures[0]["loop_adds"] = median(loop / bare for bare, loop in pairs) - 1
     return figures
 
 
@@ -172,6 +186,8 @@ def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, A
 
 def record(argv: list[str], figures: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what `--json` writes: the command, where it ran and with what, and its figures."""
+    here = shlex.quote(str(Path(__file__).parent))
+    failed, commit = subprocess.getstatusoutput(f"git -C {here} rev-parse HEAD")
     return {
         "command": shlex.join(["python", "bench.py", *argv]),
         "devices": jax.sharding.get_mesh().size,
@@ -179,19 +195,10 @@ def record(argv: list[str], figures: list[dict[str, Any]]) -> dict[str, Any]:
         "cpu": describe_cpu(),
         "cores": count_cpus(),
         "versions": {"jax": version("jax"), "jaxlib": version("jaxlib"), "python": platform.python_version()},
-        "commit": commit(),
+        "commit": None if failed else commit,
         "date": date.today().isoformat(),
         "figures": figures,
     }
-
-
-def commit() -> str | None:
-    here = shlex.quote(str(Path(__file__).parent))
-    failed, text = subprocess.getstatusoutput(f"git -C {here} rev-parse HEAD")
-    return None if failed else text
-
-
-# What is printed
 
 
 def describe(config: GPTConfig, options: Options) -> str:
@@ -205,20 +212,18 @@ def describe(config: GPTConfig, options: Options) -> str:
     )
 
 
-def table(figures: list[dict[str, Any]]) -> str:
-    """Format the variants' figures, next to PyTorch's best in float32 if there is one."""
-    in_float32 = [x["ms"] for x in figures if re.fullmatch("PyTorch .* float32", x["name"])]
-    compared = " of PyTorch" if in_float32 else ""
-    rows = [f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}{compared}"]
+def print_table(figures: list[dict[str, Any]]) -> None:
+    columns = {name: column for name, column in COLUMNS.items() if name in figures[0]}
+    print(f"\n{'':32}" + "".join(f"{title:>{width}}" for title, width, _ in columns.values()))
     for x in figures:
-        row = "{name:28}{ms:10.2f}{min_ms:10.2f}{spread:9.0%}{tokens_per_second:12,.0f}".format(**x)
-        rows.append(row + (f"{min(in_float32) / x['ms']:10.2f}x" if in_float32 else ""))
-    return "\n".join(rows)
+        cells = [f"{x[name]:{width}{form}}" for name, (_, width, form) in columns.items()]
+        print(f"{x['name']:32}" + "".join(cells))
 
 
-def details(step: dict[str, Any]) -> str:
-    """Format what else is known of the JAX step."""
-    lines = {
+def print_details(step: dict[str, Any]) -> None:
+    """Print what else is known of the JAX step."""
+    lines = {"the loop adds": f"{step['loop_adds']:.2%}"} if "loop_adds" in step else {}
+    lines |= {
         "model FLOP/s": f"{step['flops_per_second'] / 1e12:.3g} TFLOP/s",
         "MFU": f"{step['mfu']:.1%}" if step["mfu"] else f"none: no peak is known in {step['dtype']}",
         "compile time": f"{step['compile_seconds']:.1f} s",
@@ -226,7 +231,7 @@ def details(step: dict[str, Any]) -> str:
     }
     if "losses" in step:
         lines["losses"] = " ".join(f"{loss:.6f}" for loss in step["losses"])
-    return "\n".join([f"\n{step['name']}", *(f"{name:28}{text}" for name, text in lines.items())])
+    print("\n".join([f"\n{step['name']}", *(f"{name:32}{text}" for name, text in lines.items())]))
 
 
 if __name__ == "__main__":

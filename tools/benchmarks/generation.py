@@ -32,8 +32,8 @@ TURNS = 5
 # Decoding
 
 
-def report_decoding(config: GPTConfig, options: Options) -> list[dict[str, Any]]:
-    """Print and return tokens/s without the cache, and with it for more and more texts at once."""
+def measure_decoding(config: GPTConfig, options: Options) -> list[dict[str, Any]]:
+    """Return tokens/s without the cache, and with it for more and more texts at once, decoded greedily."""
     model = create_state(config, options).model
     ways: dict[str, tuple[int, Callable]] = {"whole context for each token": (1, partial(recompute, model))}
     ways |= {f"with the cache, {n} at once": (n, partial(decode, model, n)) for n in ROWS}
@@ -43,13 +43,9 @@ def report_decoding(config: GPTConfig, options: Options) -> list[dict[str, Any]]
             start = time.perf_counter()
             write()
             times[name].append(time.perf_counter() - start)
-    print(f"\n{f'{NEW} tokens each, greedy':32}{'tokens/s':>12}")
-    figures = []
-    for name, (n, _) in ways.items():
-        rate = n * NEW / median(times[name][1:])  # the first turn compiles
-        print(f"{name:32}{rate:12,.0f}")
-        figures.append({"name": name, "tokens_per_second": rate})
-    return figures
+    # The first turn compiles.
+    rates = {name: n * NEW / median(times[name][1:]) for name, (n, _) in ways.items()}
+    return [{"name": name, "tokens_per_second": rate} for name, rate in rates.items()]
 
 
 def decode(model: GPT, n: int) -> np.ndarray:
@@ -77,24 +73,20 @@ def likeliest_next(model: GPT, context, length):
 # The server: serve.py, in a process of its own. Its clients are here.
 
 
-def report_serving(options: Options) -> list[dict[str, Any]]:
-    """Print and return what clients of a server of out_dir's run see, when 1, 4 or 16 ask at a time."""
+def measure_serving(options: Options) -> list[dict[str, Any]]:
+    """Return what clients of a server of out_dir's run see, when 1, 4 or 16 ask at a time."""
     figures = []
     with serving(options) as (url, model):
         ask_together(url, model, max(ROWS), max(ROWS))  # warms up
-        head = f"{'first token, ms':>20}{'p95':>7}{'between parts, ms':>20}{'p95':>7}"
-        print(f"\n{'':20}{'tokens/s':>12}{head}")
         for clients in ROWS:
             start = time.perf_counter()
             answers = ask_together(url, model, 4 * clients + 4, clients)
+            seconds = time.perf_counter() - start
             first, gaps, tokens = zip(*answers, strict=True)
-            rate = sum(tokens) / (time.perf_counter() - start)
-            quantiles = [1e3 * np.quantile(x, q) for x in (first, np.concatenate(gaps)) for q in (0.5, 0.95)]
-            row = "{:20.1f}{:7.1f}{:20.1f}{:7.1f}".format(*quantiles)
-            print(f"{f'{clients} at a time':20}{rate:12,.0f}{row}", flush=True)
-            names = ("first_token_ms", "first_token_ms_p95", "between_parts_ms", "between_parts_ms_p95")
-            own = dict(zip(names, quantiles, strict=True))
-            figures.append({"name": f"{clients} at a time", "tokens_per_second": rate, **own})
+            own = {"name": f"{clients} at a time", "tokens_per_second": sum(tokens) / seconds}
+            for name, times in (("first_token_ms", first), ("between_parts_ms", np.concatenate(gaps))):
+                own[name], own[f"{name}_p95"] = 1e3 * np.quantile(times, (0.5, 0.95))
+            figures.append(own)
     return figures
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.devices import count_cpus
+from common.errors import UserError
 from config.options import Options
 from model import GPTConfig
 
@@ -135,17 +136,17 @@ def prepare(config: GPTConfig, options: Options, *variant) -> tuple[TorchStep, l
 
 
 def seconds_per_step(n: int, *variant) -> float:
-    """Measure n steps of a variant, which is `prepare`'s arguments. Raises RuntimeError."""
+    """Measure n steps of a variant, which is `prepare`'s arguments. Raises UserError."""
     try:
         step, batches = prepare(*variant)
         start = time.perf_counter()
         for i in range(n):
             loss = step(*batches[i % len(batches)])
         if not math.isfinite(loss.item()):  # .item() waits for the device
-            raise RuntimeError("the loss is not finite")
+            raise UserError("the loss is not finite")
         seconds = (time.perf_counter() - start) / n
         if step.device == "cuda":
             torch.cuda.empty_cache()  # the other variants share the card
     except Exception as error:  # torch.compile raises all sorts of things where it cannot compile
-        raise RuntimeError(f"{type(error).__name__}: {str(error)[:200]}") from None
+        raise UserError(f"{type(error).__name__}: {str(error)[:200]}") from None
     return seconds

@@ -98,11 +98,8 @@ class TorchStep:
         self.pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
 
     def run(self, n: int) -> float:
-        """Measure seconds per step over n steps. Raises UserError where this machine cannot run it."""
-        try:
-            return self.pool.submit(time_torch, n, *self.variant).result()
-        except RuntimeError as error:
-            raise UserError(f"{self.name} is unavailable: {error}") from None
+        """Raises UserError where this machine cannot run it."""
+        return self.pool.submit(time_torch, n, *self.variant).result()
 
 
 def time_torch(n: int, *variant) -> float:
@@ -125,7 +122,7 @@ def rivals(step: JaxStep, stack: ExitStack) -> list:
                 variant.run(1)
                 variants.append(variant)
             except UserError as error:
-                print(error)
+                print(f"{variant.name} is unavailable: {error}")
                 variant.pool.shutdown()  # a process that is ending takes time from the others
     return variants
 
