@@ -1,6 +1,5 @@
 """Experiments: what is trained and what is not again, what a kill leaves, lists, tables and pictures."""
 
-import json
 import os
 import shutil
 import signal
@@ -64,24 +63,15 @@ def test_runs_of_other_data_or_versions_are_not_mixed(experiment, tmp_path, chan
     assert not (tmp_path / "out").exists() and experiment.path.read_bytes() == before
 
 
-def test_metrics_without_the_last_evaluation_are_no_result(experiment, tmp_path):
-    task = Task("slow", experiment.sets["slow"], 1, tmp_path)
-    (tmp_path / "train.log").write_text("done\n")
-    for last in (6, 4):  # of six iterations
-        line = json.dumps({"iter": last, "train/loss": 3.0, "val/loss": 2.0})
-        (tmp_path / "metrics.jsonl").write_text(line + "\n")
-        if last == 6:
-            assert result_of(task, 0).val == 2.0
-        else:
-            assert "metrics.jsonl: damaged (6)" in refusal(result_of, task, 0)
+EVALUATED = '{{"iter": {}, "train/loss": 3.0, "val/loss": 2.0}}\n'
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"val/loss": 1}', '{"iter": 0, "train/loss": 0, "val/loss": ""}']
-)
-def test_damaged_metrics_are_no_result(experiment, tmp_path, text):
+@pytest.mark.parametrize("text", ["{", "[]", '{"val/loss": 1}', EVALUATED.format('"6"'), EVALUATED.format(4)])
+def test_metrics_that_are_damaged_or_lack_the_last_evaluation_are_no_result(experiment, tmp_path, text):
+    """Of six iterations."""
     task = Task("slow", experiment.sets["slow"], 1, tmp_path)
-    (tmp_path / "train.log").write_text("done\n")
+    (tmp_path / "metrics.jsonl").write_text(EVALUATED.format(6))
+    assert result_of(task, 0).val == 2.0
     (tmp_path / "metrics.jsonl").write_text(text)
     assert "metrics.jsonl: damaged (" in refusal(result_of, task, 0)
 

@@ -6,7 +6,6 @@ import subprocess
 import pytest
 
 from experiments import snapshot
-from experiments.compare import main
 from experiments.snapshot import take
 from tests.experiments.conftest import git, words
 from tests.helpers import refusal, start_python, wait_until
@@ -114,11 +113,3 @@ def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(idea
     assert (
         "    sharpness: None becomes 2.5\n" in err and "    differs in config/options.py, model.py\n" in err
     )
-
-
-@pytest.mark.slow
-def test_a_commit_of_comments_alone_changes_nothing(clone, tmp_path, tiny_data):
-    edit(clone / "model.py", "import math\n", "import math  # for its functions\n")
-    git(clone, "commit", "--all", "--message=A comment")
-    said = refusal(main, [*words(dataset=tiny_data), "--change=git:HEAD~1", f"--out={tmp_path / 'out'}"])
-    assert "--change=git:HEAD~1: the base has the same options and code: nothing would change" in said
