@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from experiments import snapshot
-from experiments.snapshot import take
+from experiments.snapshot import Snapshot, take
 from tests.experiments.conftest import git, words
 from tests.helpers import refusal, start_python, wait_until
 
@@ -17,28 +17,27 @@ def edit(path, old, new) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_code_is_the_same_while_train_py_is_the_same_program(clone, tmp_path):
-    taken = [take("", tmp_path / "code")]
+def changed(a: Snapshot, b: Snapshot) -> set[str]:
+    return {name for name, _ in a.files.items() ^ b.files.items()}
+
+
+def test_code_is_the_same_while_train_py_is_the_same_program(clone):
+    """Of a folder in the working tree, which .gitignore does not name: a copy has no earlier copies."""
+    folder = clone / "mine" / "code"
+    first = take("", folder)
     edit(clone / "model.py", "import math\n", "import math  # for its functions\n\n")
     edit(clone / "config" / "quickstart.py", "n_layer = 4", "n_layer = 5")
     edit(clone / "sample.py", "import", "import html\nimport")
-    taken.append(take("", tmp_path / "code"))
-    assert (
-        taken[0].files == taken[1].files
-        and {"train.py", "model.py", "training/step.py"} < taken[0].files.keys()
-    )
-    for code, layers in zip(taken, (4, 5), strict=True):  # a config is read in the code that was taken
+    second = take("", folder)
+    assert {"train.py", "model.py", "training/step.py"} < first.files.keys() and not changed(first, second)
+    for code, layers in ((first, 4), (second, 5)):  # a config is read in the code that was taken
         assert f"n_layer = {layers}\n" in (code.folder / "config" / "quickstart.py").read_text()
     edit(clone / "model.py", "import math", "import math\n\nimport new")
     (clone / "new.py").write_text("x = 1\n")
-    taken.append(take("", tmp_path / "code"))
-    assert changed(*taken[1:]) == {"model.py", "new.py"}
+    third = take("", folder)
+    assert changed(second, third) == {"model.py", "new.py"} and not (third.folder / "mine").exists()
     status = subprocess.run(["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True)
     assert "?? new.py" in status.stdout  # the user's index is as it was
-
-
-def changed(a, b) -> set[str]:
-    return {name for name, _ in a.files.items() ^ b.files.items()}
 
 
 @pytest.fixture
@@ -55,10 +54,7 @@ def idea(clone):
 def test_a_commit_is_taken_as_it_is_and_one_that_is_none_is_refused(idea, tmp_path, monkeypatch):
     ours, theirs = take("", tmp_path / "code"), take("idea", tmp_path / "code")
     assert ours.name == "the working tree" and theirs.name.endswith(": Larger embeddings")
-    assert {name for name, _ in ours.files.items() ^ theirs.files.items()} == {
-        "config/options.py",
-        "model.py",
-    }
+    assert changed(ours, theirs) == {"config/options.py", "model.py"}
     assert "0.04 * jax" in (theirs.folder / "model.py").read_text()
     output = f"--output={tmp_path / 'x'}"
     for name in ("nowhere", "HEAD:train.py", "main..idea", "^main", "-p", "--all", output):
@@ -79,14 +75,6 @@ def test_a_copy_that_was_edited_is_replaced(clone, tmp_path):
         assert (code.folder / name).read_bytes() == (clone / name).read_bytes()
     (clone / "outside.py").symlink_to("/etc/passwd")
     assert "the code to compare cannot be copied ('outside.py' " in refusal(take, "", tmp_path / "code")
-
-
-def test_a_copy_has_no_earlier_copies(clone):
-    """Of a folder that .gitignore does not name."""
-    first = take("", clone / "mine" / "code")
-    edit(clone / "model.py", "import math\n", "import math  # for its functions\n")
-    second = take("", clone / "mine" / "code")
-    assert first.folder != second.folder and not (second.folder / "mine").exists()
 
 
 SOON = """
@@ -110,6 +98,5 @@ def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(idea
     (change,) = json.loads(printed)["changes"]
     assert process.returncode in (0, 1, 3) and len(change["pairs"]) == 2 and all(change["pairs"])
     assert "code of the working tree\n" in err and ": Larger embeddings:\n" in err
-    assert (
-        "    sharpness: None becomes 2.5\n" in err and "    differs in config/options.py, model.py\n" in err
-    )
+    assert "    sharpness: None becomes 2.5\n" in err
+    assert "    differs in config/options.py, model.py\n" in err

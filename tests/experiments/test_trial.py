@@ -80,19 +80,11 @@ def test_times_are_ratios_of_neighbours_in_time(monkeypatch, capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "loss",
-    [
-        "return 0.5 * self.mean_nats(",
-        "return 1e-3 * jnp.square(jax.nn.logsumexp(self(tokens), -1)).mean() + self.mean_nats(",
-    ],
-    ids=["scaled", "z-loss"],
-)
-def test_a_loss_that_is_trained_is_not_the_one_that_counts(clone, tiny_data, tmp_path, loss):
+def test_a_loss_that_is_trained_is_not_the_one_that_counts(clone, tiny_data, tmp_path):
     """The code's own evaluate.py finds the cross entropy, whatever train.py reports."""
-    text = (clone / "fast.py").read_text() + f"\n\ndef loss(self, tokens, targets, *, key=None):\n    {loss}"
-    patched = "self.features(tokens, key=key), targets)\n\n\nFastGPT.loss = loss\n"
-    (clone / "fast.py").write_text(text + patched)
+    half = "return 0.5 * self.mean_nats(self.features(tokens, key=key), targets)"
+    patch = f"\n\ndef loss(self, tokens, targets, *, key=None):\n    {half}\n\n\nFastGPT.loss = loss\n"
+    (clone / "fast.py").write_text((clone / "fast.py").read_text() + patch)
     code = Snapshot(clone, "theirs", program(clone))
     variant = Variant(code, OPTIONS | {"dataset": str(tiny_data)})
     experiment = Experiment(tmp_path / "it.json", "?", "python -m it", {"it": variant}, 1, metric="loss")

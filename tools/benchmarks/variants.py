@@ -88,7 +88,7 @@ class TrainLoop:
         return (time.perf_counter() - start) / n
 
 
-class TorchStep:
+class TorchVariant:
     """A variant of torch_step.py, in a process of its own that waits while it is not its turn."""
 
     def __init__(self, step: JaxStep, dtype: str, compiled: bool, stack: ExitStack):
@@ -117,7 +117,7 @@ def rivals(step: JaxStep, stack: ExitStack) -> list:
     variants: list = [JaxStep(model_config(options, step.config.vocab_size), options)]
     for dtype in ("float32", "bfloat16"):
         for compiled in (False, True):
-            variant = TorchStep(step, dtype, compiled, stack)
+            variant = TorchVariant(step, dtype, compiled, stack)
             try:
                 variant.run(1)
                 variants.append(variant)
