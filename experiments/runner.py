@@ -88,17 +88,17 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task, Result], None]) 
 
     Ctrl-C and SIGTERM stop the runs as well, which save checkpoints.
     """
-    waiting, running, failed = deque(due), {}, 0
+    waiting, running, failed = deque(due), [], 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 task = waiting.popleft()
                 print(f"training {task}: {task.folder}", file=sys.stderr, flush=True)
-                running[task.folder] = task, task.start(task.words(), jobs)
+                running.append((task, task.start(task.words(), jobs)))
             time.sleep(0.2)
-            for task, process in [pair for pair in running.values() if pair[1].poll() is not None]:
-                del running[task.folder]
+            for task, process in [pair for pair in running if pair[1].poll() is not None]:
+                running.remove((task, process))
                 if result := result_of(task, process.returncode):
                     keep(task, result)
                 else:
@@ -107,9 +107,9 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task, Result], None]) 
     finally:
         if running:
             print("stopped: the same command goes on", file=sys.stderr)
-        for _, process in running.values():
+        for _, process in running:
             process.terminate()
-        for _, process in running.values():
+        for _, process in running:
             process.wait()
     return failed
 

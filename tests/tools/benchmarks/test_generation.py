@@ -1,6 +1,7 @@
 """Both ways of decoding write the same text; a server is asked by several clients."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,11 +25,12 @@ def test_decoding_gives_the_same_text_with_and_without_a_cache(monkeypatch):
 
 def test_decoding_is_measured_for_one_text_and_for_several_at_once(monkeypatch):
     calls = []
+    monkeypatch.setattr(generation, "create_state", lambda *_: SimpleNamespace(model=None))
     monkeypatch.setattr(generation, "recompute", lambda model: calls.append(0))
     monkeypatch.setattr(generation, "decode", lambda model, n: calls.append(n))
     times = iter(range(1000))
     monkeypatch.setattr("time.perf_counter", lambda: 0.5 * next(times))  # each takes 0.5 s
-    figures = generation.measure_decoding(TINY, Options(n_layer=2, n_head=4, n_embd=32, block_size=16))
+    figures = generation.measure_decoding(TINY, Options())
     assert calls == [0, 1, 4, 16] * (1 + generation.TURNS)
     assert [x["tokens_per_second"] for x in figures] == [200, 200, 800, 3200]
 
@@ -44,5 +46,6 @@ def test_the_server_is_asked_by_more_and_more_clients(tiny, tmp_path, capsys, mo
     assert first["name"] == "1 at a time" and second["first_token_ms_p95"] > 0
 
 
+@pytest.mark.slow
 def test_serving_without_a_run_is_one_line(tmp_path, tiny):
     assert "serve.py did not start there" in refusal(bench.main, ["--serve", *tiny(tmp_path / "none")])
