@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-import train
-from config.options import parse_options
+from config.options import Options, parse_options
 from experiments import reference
 from experiments.record import RESULTS, Experiment, Record, Variant, data_mark
 from experiments.reference import SOURCES, find_runs, verdict
@@ -19,22 +19,26 @@ CURVES = {1: [3.3, 2.9, 2.0], 2: [3.4, 3.0, 2.2], 3: [3.5, 3.1, 2.1]}  # by seed
 
 
 @pytest.fixture
-def kept(tiny, tiny_data, tmp_path, monkeypatch):
-    """`kept(...)` keeps runs of the tiny config, of such data, and returns a run's command line."""
-    argv = tiny(tmp_path / "out", max_iters=10)
+def options(tiny, tiny_data, tmp_path, monkeypatch) -> Options:
+    """The options of three runs that are the only reference."""
     monkeypatch.setattr(reference, "SOURCES", {"tiny": "as it is"})
     monkeypatch.setattr(reference, "RESULTS", tmp_path)
+    options, data = parse_options(tiny("out", max_iters=10)), data_mark(str(tiny_data))
+    variant = Variant(Snapshot(ROOT, "this", {}), dict(vars(options)))
+    runs = [
+        result(seed, c, evaluations=[(0, a, a), (5, b, b), (10, c, c)], data=data)
+        for seed, (a, b, c) in CURVES.items()
+    ]
+    Experiment(tmp_path / "tiny.json", sets={"as it is": variant}).record().set("as it is", runs=runs)
+    return options
 
-    def keep(data=None):
-        data = data or data_mark(str(tiny_data))
-        variant = Variant(Snapshot(ROOT, "this", {}), dict(vars(parse_options(argv))))
-        for seed, losses in CURVES.items():
-            evaluations = [(step, val, val) for step, val in zip((0, 5, 10), losses, strict=True)]
-            run = result(seed, losses[-1], evaluations=evaluations, data=data)
-            Experiment(tmp_path / "tiny.json", sets={"as it is": variant}).record().add("as it is", run)
-        return argv
 
-    return keep
+def write_run(folder: Path, options: Options) -> None:
+    """Write what train.py leaves of a run that ends with a loss of 2.1234."""
+    (folder / "options.json").write_text(json.dumps(vars(options)))
+    losses = {0: 3.5, 5: 3.0, 10: 2.1234}
+    lines = [{"iter": i, "train/loss": 2.0, "val/loss": x} for i, x in losses.items()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.mark.parametrize(
@@ -47,16 +51,16 @@ def kept(tiny, tiny_data, tmp_path, monkeypatch):
         ({"max_iters": 600000}, False),
     ],
 )
-def test_a_run_has_a_reference_while_all_that_matters_to_the_loss_is_the_same(kept, changes, has_one):
-    options = replace(parse_options(kept()), **changes)
-    assert [run.val for run in find_runs(vars(options))] == ([2.0, 2.2, 2.1] if has_one else [])
+def test_a_run_has_a_reference_while_all_that_matters_to_the_loss_is_the_same(options, changes, has_one):
+    found = find_runs(vars(replace(options, **changes)))
+    assert [run.val for run in found] == ([2.0, 2.2, 2.1] if has_one else [])
 
 
-@pytest.mark.parametrize("data, changes", [(None, {"init_from": "gpt2"}), ("of another", {})])
-def test_a_run_of_other_data_or_weights_has_none(kept, tmp_path, data, changes):
-    options = replace(parse_options(kept(data)), **changes)
-    (tmp_path / "options.json").write_text(json.dumps(vars(options)))
-    (tmp_path / "metrics.jsonl").write_text('{"iter": 10, "train/loss": 2.0, "val/loss": 2.1}\n')
+@pytest.mark.parametrize("changes, other_data", [({"init_from": "gpt2"}, False), ({}, True)])
+def test_a_run_of_other_data_or_weights_has_none(options, tmp_path, monkeypatch, changes, other_data):
+    write_run(tmp_path, replace(options, **changes))
+    if other_data:
+        monkeypatch.setattr(reference, "data_mark", lambda dataset: "another")
     assert "no reference has its data and options" in refusal(reference.main, [f"--of={tmp_path}"])
 
 
@@ -72,19 +76,15 @@ def test_a_loss_is_normal_within_what_other_seeds_give(loss, where):
 
 
 def test_the_command_says_where_a_run_lies_and_draws_it_over_the_others(
-    kept, tmp_path, capsys, saved_figures
+    options, tmp_path, capsys, saved_figures
 ):
-    train.main(kept())
-    printed = capsys.readouterr().out
-    last = next(line for line in printed.splitlines() if line.startswith("iter 10: "))
-    reference.main([f"--of={tmp_path / 'out'}"])
-    said = capsys.readouterr().out
-    assert said.startswith(f"val loss {last.split()[-1]}; 3 reference runs: 2.1000 ± 0.1000: ")
+    write_run(tmp_path, options)
+    reference.main([f"--of={tmp_path}"])
+    assert capsys.readouterr().out.startswith("val loss 2.1234; 3 reference runs: 2.1000 ± 0.1000: normal")
     (axes,) = saved_figures[-1][0].axes
     *others, ours = [line.get_xydata().tolist() for line in axes.get_lines()]
     assert others == [[[0, a], [5, b], [10, c]] for a, b, c in CURVES.values()]
-    assert ours[-1][1] == pytest.approx(float(last.split()[-1]), abs=1e-4)
-    assert (tmp_path / "out" / "reference.svg").exists()
+    assert ours == [[0, 3.5], [5, 3.0], [10, 2.1234]] and (tmp_path / "reference.svg").exists()
 
 
 @pytest.mark.parametrize("name, label", SOURCES.items())
