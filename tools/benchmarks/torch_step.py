@@ -1,7 +1,8 @@
 """The training step in PyTorch, as nanoGPT writes it, for `bench.py --vs=torch`.
 
 A test holds it to the loss, moments and weights of our own step. As in nanoGPT, attention and AdamW are
-fused, and autocast and `torch.compile` are used. The learning rate is constant, which changes no time.
+fused, and autocast and `torch.compile` are used. The learning rate is constant, and layers begin with the
+weights that PyTorch gives them, which changes no time.
 """
 
 import math
@@ -30,9 +31,6 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
-        for name, p in self.named_parameters():
-            if p.dim() >= 2:
-                nn.init.normal_(p, std=config.residual_std if name.endswith("c_proj.weight") else 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy; tokens and targets are (B, T)."""
