@@ -19,6 +19,7 @@ import sys
 import tomllib
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -119,6 +120,8 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
         words = [word for word in words if not re.fullmatch(COMMIT, word)]
         # A config is that code's own, where it has it.
         words = [str(own) if (own := code.folder / word).is_file() else word for word in words]
+        with suppress(UserError):  # a copy of a commit has no text to prepare; it may have options of its own
+            prepare_if_missing(parse_options(words, shape_of_weights).dataset)
         values = options_of(code, words) if commit else vars(parse_options(words, shape_of_weights))
         left_out = LEFT_OUT | ({"init_from"} if values.get("init_from") in RESUMING else set())
         options = {x: values[x] for x in sorted(values.keys() - left_out)}
