@@ -37,8 +37,9 @@ from common.errors import UserError
 from common.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, Meta, TokenFile, prepare_if_missing
+from data.spans import document_bytes
 from data.tasks import Question, named_tasks, questions
-from data.tokenizer import document_bytes, document_start, end_of_text, same_tokens
+from data.tokenizer import document_start, end_of_text, same_tokens
 from generation.sampling import GREEDY, PLAIN
 from model import GPT
 from parallel.machines import on_devices, on_process_0

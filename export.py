@@ -80,14 +80,11 @@ def export_model(options: ExportOptions, folder: Path) -> str:
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
     name = Path(options.to).resolve().name
-    loss = Checkpoints(options.out_dir).loss(iteration)
-    score = "validation loss was not measured"
-    if loss is not None:
-        measured = SCORES[manifest.score]
-        score = measured.sentence.format(measured.as_loss(loss))
+    loss, measured = Checkpoints(options.out_dir).loss(iteration), SCORES[manifest.score]
+    unknown = "validation loss was not measured"
+    score = unknown if loss is None else measured.sentence.format(measured.as_loss(loss))
     data = Path(manifest.options.dataset).name
-    facts = {"name": name, "dataset": data, "iteration": iteration, "score": score}
-    write_card(folder, model, family, **facts)
+    write_card(folder, model, family, name=name, dataset=data, iteration=iteration, score=score)
     upload = f"hf upload <your name>/{shlex.quote(name)} {shlex.quote(options.to)}"
     return f"{architecture(family)} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"
 

@@ -25,10 +25,11 @@ from pydantic.dataclasses import dataclass
 from common.command_line import first_problem
 from common.errors import UserError
 from common.files import first_line, refusing
-from data.dataset import SPLITS
+from data.dataset import SPLITS, TextBytes
 from data.documents import in_validation
 from data.sources import Files
-from data.tokenizer import TextBytes, Tokenizer, document_start, end_tokens, from_json
+from data.spans import encode_part
+from data.tokenizer import Tokenizer, document_start, end_tokens, from_json
 from data.writer import write_dataset
 
 OPEN_ROWS = 64  # rows that a conversation may still be put into
@@ -77,7 +78,11 @@ class Renderer:
                 "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja, "
                 "and train on the conversations that it writes"
             )
-        check_template(self.template)
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        # Any error, also of its constants, which are computed here. To render it may take for ever.
+        with refusing("the chat template cannot be compiled", "mend it", Exception):
+            _compile_jinja_template(self.template)
         self.tokenizer = tokenizer
         # A run's prompts begin with the token that its conversations began with. Before those of a pretrained
         # model, which learned others, nothing is put but what the template writes.
@@ -94,9 +99,8 @@ class Renderer:
         within = self.encode(SAMPLE).ids[1:]  # after the template's own first token
         start = next((token for token in begins if token not in within), begins[0])
         if start in within:
-            print(
-                "note: with --document_mask=True, a turn attends to its own exchange alone", file=sys.stderr
-            )
+            note = "note: with --document_mask=True, a turn attends to its own exchange alone"
+            print(note, file=sys.stderr)
         return start
 
     def learned(self) -> Tokenizer:
@@ -104,14 +108,6 @@ class Renderer:
         own = {"document_start": self.start, "chat_template": self.template}
         uses = self.tokenizer.description.get("uses", {}) | own
         return from_json(self.tokenizer.description | {"uses": uses})
-
-    def check_marks(self) -> None:
-        """Raise UserError unless the template says what is learned."""
-        if not END_OF_ANSWER.search(self.template):
-            raise UserError(
-                "the chat template does not say what is learned: write {% generation %} before an answer and "
-                "{% endgeneration %} after the token that ends it, and give the file by --template"
-            )
 
     def __call__(self, messages: Messages) -> Rendered:
         """Return a conversation's tokens. Raises UserError where the template refuses it."""
@@ -123,7 +119,8 @@ class Renderer:
     def prompt(self, messages: Messages) -> Int32[np.ndarray, " n"]:
         """Return the tokens after which the assistant answers, and with which the answered one begins."""
         ids = self.encode(messages, add_generation_prompt=True).ids
-        return ids if self.learned_start is None else begun(ids, self.learned_start)
+        begun = self.learned_start in (None, ids[0])  # the template may write it itself
+        return ids if begun else np.insert(ids, 0, self.learned_start)
 
     def encode(self, messages: Messages, **settings: bool) -> Rendered:
         """Return the tokens that the template makes of messages. Raises UserError."""
@@ -158,15 +155,6 @@ class Renderer:
         return pieces
 
 
-def check_template(template: str) -> None:
-    """Raise UserError for a template that does not compile. To render one may take for ever."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template  # the public one also renders
-
-    # Any error, also of its constants, which are computed here
-    with refusing("the chat template cannot be compiled", "mend it", Exception):
-        _compile_jinja_template(template)
-
-
 def encode_chat(
     tokenizer: Tokenizer, template: str, names: dict[str, Any], messages: Messages, **settings: bool
 ) -> Rendered:
@@ -187,7 +175,7 @@ def encode_chat(
     ids, spans = [], []
     for a, b in pairwise(sorted(edges)):
         special = not any(begin <= a and b <= end for begin, end in spelled)
-        some, where = tokenizer.encode_with_spans(text, a, b, special)
+        some, where = encode_part(tokenizer, text, a, b, special)
         ids.append(some)
         spans.append(where)
     ids, spans = np.concatenate(ids), np.concatenate(spans)
@@ -255,36 +243,29 @@ def spells_special(tokenizer: Tokenizer, text: str) -> bool:
     return not np.array_equal(tokenizer.encode(text), tokenizer.encode(text, special=False))
 
 
-def begun(ids: Int32[np.ndarray, " n"], start: int) -> Int32[np.ndarray, " m"]:
-    """Return tokens that begin with `start`, which the template may have written itself."""
-    return ids if ids[0] == start else np.insert(ids, 0, start)
-
-
 def write_conversations(
     folder: Path, source: Files, renderer: Renderer, block_size: int, val_fraction: float, limit: int | None
 ) -> None:
     """Write the conversations, or the first `limit` of them, packed into rows. Raises UserError."""
-    renderer.check_marks()
     start, row = renderer.start, block_size + 1
     train, val, count, cut, lost = [], [], 0, 0, 0
-    for count, record in enumerate(islice(records_of(source), limit), 1):
-        with refusing(f"{source}: conversation {count}", "mend or leave it out", UserError):
-            messages = parse(record)
-            pieces = renderer.pieces(messages, row)
-        (val if in_validation(record, val_fraction) else train).extend(pieces)
+    for where, line in islice(lines_of(source), limit):
+        with refusing(where, "mend or leave it out", UserError):
+            pieces = renderer.pieces(parse(line), row)
+        (val if in_validation(line, val_fraction) else train).extend(pieces)
+        count += 1
         cut += len(pieces) > 1
         lost += not pieces
     about = f"{count:,} conversations, {cut:,} of them cut at turns, {lost:,} left out as too long"
     if not (train and val):
-        raise UserError(
-            f"{source}: {about}, leave none for training or for validation: give more, another "
-            f"--val_fraction, or more than --block_size={block_size}"
-        )
+        advice = f"give more, another --val_fraction, or more than --block_size={block_size}"
+        raise UserError(f"{source}: {about}, leave none for training or for validation: {advice}")
     packed = [pack(each, row, start) for each in (train, val)]
     (train_ids, val_ids), learned, n_bytes = zip(*packed, strict=True)
     if not all(each.any() for each in learned):
         raise UserError(
-            f"{source}: the chat template has nothing between {{% generation %}} and its end: mend it"
+            "the chat template marks nothing to learn: write {% generation %} before an answer and "
+            "{% endgeneration %} after the token that ends it, and give the file by --template"
         )
     counted = {split: TextBytes(n) for split, n in zip(SPLITS, n_bytes, strict=True)}
     ids = train_ids, val_ids
@@ -293,18 +274,23 @@ def write_conversations(
     print(f"{folder}: {about}; {sizes}, {learned[0].mean():.0%} of them learned")
 
 
-def records_of(source: Files) -> Iterator[bytes]:
-    """Yield the lines that are not blank. Raises UserError for files of text."""
+def lines_of(source: Files) -> Iterator[tuple[str, bytes]]:
+    """Yield the place of each line that is not blank, as file:number, and the line. Raises UserError."""
+    numbers = [0] * len(source.paths)
     for batch in source.batches():
         if not batch.json_lines:
             raise UserError(f"{source}: conversations are read from .jsonl and .parquet")
-        yield from filter(None, ((record or b"").strip() for record in batch.records))
+        file, _ = batch.position
+        for record in batch.records:
+            numbers[file] += 1
+            if line := (record or b"").strip():
+                yield f"{source.paths[file]}:{numbers[file]}", line
 
 
-def parse(record: bytes) -> Messages:
+def parse(line: bytes) -> Messages:
     """Read a line. Raises UserError for what is no conversation."""
     try:
-        messages = LINE.validate_json(record).messages
+        messages = LINE.validate_json(line).messages
     except ValidationError as error:
         raise UserError(first_problem(error)) from None
     if "assistant" not in [message.role for message in messages]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -22,9 +22,10 @@ from jaxtyping import Int32, Int64, UInt
 from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import AfterValidator, Field
 
+from common.command_line import NonNegativeInt
 from common.errors import UserError
 from common.files import cache_folder, refusing
-from data.tokenizer import END_OF_TEXT, TextBytes, check_description
+from data.tokenizer import END_OF_TEXT, check_description
 
 DATA = Path(__file__).resolve().parent
 # prepare_if_missing prepares these.
@@ -48,11 +49,6 @@ def is_prepared(folder: Path) -> bool:
     return os.path.exists(folder / "train.bin")
 
 
-def known_datasets() -> list[str]:
-    """Return the names of the data sets below data/, prepared or not."""
-    return sorted(path.name for path in DATA.iterdir() if (path / "prepare.py").exists() or is_prepared(path))
-
-
 def prepare_if_missing(dataset: str) -> None:
     """Prepare one of SMALL_DATASETS if it has no train.bin. Raises UserError for another without one.
 
@@ -62,15 +58,24 @@ def prepare_if_missing(dataset: str) -> None:
     if is_prepared(folder):
         return
     if folder.resolve() not in [dataset_dir(name).resolve() for name in SMALL_DATASETS]:
+        known = [x.name for x in DATA.iterdir() if (x / "prepare.py").exists() or is_prepared(x)]
         raise UserError(
             f"dataset={dataset}: there is no {folder / 'train.bin'}: run the prepare.py of that folder, or "
-            f"give another: {', '.join(known_datasets())}, or a path"
+            f"give another: {', '.join(sorted(known))}, or a path"
         )
     print(f"{folder / 'train.bin'} is missing: running {DATA / folder.name / 'prepare.py'}")
     importlib.import_module(f"data.{folder.name}.prepare").prepare(folder)
 
 
 Split = Literal["train", "val"]
+
+
+class TextBytes(NamedTuple):
+    """Counts a split's text in UTF-8, whatever its tokens leave out or change."""
+
+    total: NonNegativeInt
+    first: int = -1  # the first token of the text; -1: it is never predicted
+    of_first: NonNegativeInt = 0  # how many bytes that one stands for
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config={"strict": True})

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from tqdm import tqdm
 from common.devices import count_cpus
 from common.errors import UserError
 from common.files import naming, put_in_place, read_json, refusing, write_whole
-from data.dataset import SPLITS
+from data.dataset import SPLITS, TextBytes
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
-from data.tokenizer import TextBytes, Tokenizer, end_of_text, from_json
+from data.spans import count_bytes
+from data.tokenizer import Tokenizer, end_of_text, from_json
 from data.writer import token_dtype, write_meta
 
 GROUP = 16  # batches, of about a megabyte each, written together
@@ -63,7 +65,6 @@ def write_documents(
     described = hashlib.sha256(json.dumps(tokenizer.description).encode()).hexdigest()
     command = [source.fingerprint(), described, val_fraction, limit]
     path = folder / ".prepare.json"
-    folder.mkdir(parents=True, exist_ok=True)
     progress = load_progress(path, command)
     documents = take_documents(limit, progress.documents, source.batches(progress.position))
     settings = (tokenizer.description, val_fraction)
@@ -72,10 +73,11 @@ def write_documents(
     if not all(progress.sizes.values()):
         for leftover in (*(temporary_path(folder, split) for split in SPLITS), path):
             leftover.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
         raise UserError(
-            f"{source}: {about}, leave none for training or for validation: give more, or another "
-            f'--val_fraction; in .txt there is a line of "{SEPARATOR.decode()}" between documents, in .jsonl '
-            'each is a line with a string under "text"; data/shakespeare/prepare.py takes one text'
+            f"{source}: {about}, leave none for training or for validation: give more documents (in .txt a "
+            f"line of {SEPARATOR.decode()} ends one) or another --val_fraction"
         )
     counts = publish(folder, progress, tokenizer, str(source))
     path.unlink()
@@ -86,14 +88,11 @@ def load_progress(path: Path, command: list[Any]) -> Progress:
     """Load the progress of a command that was stopped. Raises UserError for another's."""
     if not path.exists():
         return Progress(command, dict.fromkeys(SPLITS, TextBytes(0)))
-    with refusing(f"{path}: damaged", "delete it to begin anew", ValueError, TypeError):
-        progress = Progress(**read_json(path))
-        progress.bytes = {split: TextBytes(*progress.bytes[split]) for split in SPLITS}
+    with refusing(f"{path}: damaged", "delete it to begin anew", ValueError):
+        progress = read_json(path, Progress)
     if progress.command != command:
-        raise UserError(
-            f"{path.parent} holds the beginning of another command's data set, or its source has changed: "
-            f"give that command to go on with it, or delete {path} to begin anew"
-        )
+        what = f"{path}: of another command, or its source has changed"
+        raise UserError(f"{what}: give that command to go on, or delete the file to begin anew")
     print(f"going on after {progress.documents:,} documents")
     return progress
 
@@ -121,10 +120,8 @@ def write_tokens(
                 write_whole(path, json.dumps(asdict(progress)))
                 bar.update(count)
     except BrokenProcessPool:
-        raise UserError(
-            "a process that tokenizes was killed, perhaps for want of memory: give the same command "
-            f"to go on, with fewer than --num_proc={num_proc}"
-        ) from None
+        why = "a process that tokenizes was killed, perhaps for want of memory"
+        raise UserError(f"{why}: go on by the same command with less than --num_proc={num_proc}") from None
 
 
 def take_documents(limit: int | None, done: int, batches: Iterator[DocumentBatch]) -> Iterator[DocumentBatch]:
@@ -192,7 +189,7 @@ def tokenize_documents(batch: DocumentBatch) -> Tokenized:
         split = "val" if in_validation(content, val_fraction) else "train"
         pieces[split].append(ids.astype(dtype))
         # Only the first document's first token is not predicted.
-        counted[split].append(TextBytes(len(content)) if counted[split] else tokenizer.count_bytes(text))
+        counted[split].append(TextBytes(len(content)) if counted[split] else count_bytes(tokenizer, text))
     tokens = {split: np.concatenate(some) for split, some in pieces.items()}
     return tokens, {split: add_bytes(some) for split, some in counted.items()}, skipped
 
@@ -218,6 +215,7 @@ def append(path: Path, size: int, tokens: np.ndarray) -> int:
     if not len(tokens):
         return size
     if size == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
     with naming(path), open(path, "r+b" if size else "xb") as file:
         if file.seek(0, os.SEEK_END) < size:

@@ -43,34 +43,22 @@ class PrepareOptions:
     template: Name | None = None  # a file with their chat template; None: the tokenizer's own
 
 
-def read_options(argv: list[str], hub: Hub | None, **defaults: Any) -> PrepareOptions:
-    """Read the command's options, where the hub's data set has other defaults. Raises UserError."""
-    options = PrepareOptions(**defaults | given(argv, PrepareOptions))
-    if options.to is None or (options.source is None and hub is None):
-        raise UserError("--source=<files> and --to=<folder> are needed; see --help")
-    return options
-
-
 def prepare(argv: list[str], hub: Hub | None = None, **defaults: Any) -> None:
-    """Run a command, by default on the documents of `hub`."""
-    options = read_options(argv, hub, **defaults)
+    """Run a command, by default on the documents of `hub`, which has other defaults. Raises UserError."""
+    options = PrepareOptions(**defaults | given(argv, PrepareOptions))
     column = "messages" if options.chat else "text"
     source = Files(options.source.split(","), column) if options.source else hub
-    assert source and options.to, "read_options asks for both"
+    if options.to is None or source is None:
+        raise UserError("--source=<files> and --to=<folder> are needed; see --help")
     tokenizer = load_tokenizer(options.tokenizer)
-    if options.chat:
-        if not isinstance(source, Files):
-            raise UserError("--chat=True needs --source=<.jsonl or .parquet files>")
-        renderer = Renderer(tokenizer, read_template(options.template))
-        limits = options.val_fraction, options.limit
-        return write_conversations(Path(options.to), source, renderer, options.block_size, *limits)
-    write_documents(
-        Path(options.to), source, tokenizer, options.val_fraction, options.limit, options.num_proc
-    )
-
-
-def read_template(path: str | None) -> str | None:
-    return None if path is None else decode_text(Path(path).read_bytes(), path)
+    folder, limits = Path(options.to), (options.val_fraction, options.limit)
+    if not options.chat:
+        return write_documents(folder, source, tokenizer, *limits, options.num_proc)
+    if not isinstance(source, Files):
+        raise UserError("--chat=True needs --source=<.jsonl or .parquet files>")
+    path = options.template
+    template = None if path is None else decode_text(Path(path).read_bytes(), path)
+    write_conversations(folder, source, Renderer(tokenizer, template), options.block_size, *limits)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,25 @@ tokenizer was read from nor transformers, which reads such folders.
 
 import codecs
 import functools
+import hashlib
 import json
 import re
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, field
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int32
 from numpy.typing import ArrayLike
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from common.command_line import NonNegativeInt, matching, spell
-from common.files import refusing
+from common.files import read_json, refusing
 
 # The id of "<|endoftext|>". tiktoken knows it only after it has downloaded an encoding.
 END_OF_TEXT = {"gpt2": 50256, "cl100k_base": 100257, "o200k_base": 199999}
@@ -31,7 +36,14 @@ PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
-OPENING = 2**12  # characters of a text that decide its first token
+# The files that a tokenizer is made from. The first two hold vocabularies, and one of them has to be there.
+TOKENIZER_FILES = (
+    "tokenizer.json vocab.json merges.txt tokenizer_config.json special_tokens_map.json added_tokens.json "
+    "chat_template.jinja generation_config.json"
+).split()
+# A hash of the sorted vocabulary of OpenAI's GPT-2, whose texts tiktoken encodes wherever the files lie.
+GPT2_SHA256 = "71cca498f566a6fce90612118ffe70ec265ffdc746e7e6743a2253d346af4d30"
+
 LONGEST = 2**24  # characters, for which the library takes gigabytes; without them it ends the process
 
 TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
@@ -46,14 +58,6 @@ class Uses:
     document_start: NonNegativeInt | None = None  # begins a document, as Llama's <s> does
     special_tokens: dict[TokenName, str] = field(default_factory=dict)  # maps a name to the token's text
     chat_template: str | None = None
-
-
-class TextBytes(NamedTuple):
-    """Counts a split's text in UTF-8, whatever its tokens leave out or change."""
-
-    total: NonNegativeInt
-    first: int = -1  # the first token of the text; -1: it is never predicted
-    of_first: NonNegativeInt = 0  # how many bytes that one stands for
 
 
 class Tokenizer(ABC):
@@ -77,41 +81,10 @@ class Tokenizer(ABC):
             text.encode()  # raises for half a character, which the libraries would change
             return np.asarray(self.ids_of(text, special, add_special_tokens), np.int32)
 
-    def encode_with_spans(
-        self, text: str, begin: int, end: int, special: bool = True
-    ) -> tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, "T 2"]]:
-        """Return token ids of text[begin:end], and where in the text each begins and ends.
-
-        Raises UserError as `encode`.
-        """
-        reader, part = self.reader_at(text, begin), text[begin:end]
-        ids = reader.encode(part, special)
-        return ids, begin + np.asarray(reader.spans_of(part, ids, special), np.int32).reshape(-1, 2)
-
-    def count_bytes(self, text: str) -> TextBytes:
-        """Count a document's bytes. Raises UserError as `encode`."""
-        total = len(text.encode())
-        ids, spans = self.encode_with_spans(text[:OPENING], 0, OPENING, special=False)
-        if not len(ids):
-            return TextBytes(total)
-        # Up to the next token, because a span may leave out an accent that normalising joined to a letter.
-        end = max(spans[0, 1], spans[1, 0]) if len(spans) > 1 else len(text)
-        raw, spanned = self.bytes_of(int(ids[0]), first=True), text[:end].encode()
-        # A span is of whole characters, of which a token may hold a part; what is normalised is not `raw`.
-        return TextBytes(total, int(ids[0]), len(raw if spanned.startswith(raw) else spanned))
-
-    def reader_at(self, text: str, begin: int) -> "Tokenizer":
-        """Return the tokenizer of the same tokens that puts no space there, as some put before a text."""
-        return self
-
-    @abstractmethod
-    def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
-        """Return the first character of each of the text's tokens, and the one after its last."""
-
-    @property
-    @abstractmethod
+    @functools.cached_property
     def longest(self) -> int:
         """How many characters a token stands for at most."""
+        return max(len(self.bytes_of(token)) for token in range(self.vocab_size))
 
     @abstractmethod
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
@@ -168,11 +141,6 @@ class CharTokenizer(Tokenizer):
             raise ValueError(f"the vocabulary of {self.vocab_size} characters lacks {lacks}")
         return np.fromiter((self._id_of[symbol] for symbol in text), np.int32, len(text))
 
-    longest = 1
-
-    def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
-        return [(i, i + 1) for i in range(len(text))]
-
     def bytes_of(self, token: int, first: bool = False) -> bytes:
         return (self.symbols[token] if token < self.vocab_size else "\ufffd").encode()
 
@@ -196,17 +164,6 @@ class TiktokenTokenizer(Tokenizer):
         # Its regular expression gives up at about a million spaces in a row.
         return self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
 
-    @functools.cached_property
-    def longest(self) -> int:
-        return max(map(len, self._encoding.token_byte_values()))
-
-    def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
-        character = np.repeat(np.arange(len(text)), [len(symbol.encode()) for symbol in text])  # of each byte
-        ends = np.cumsum([len(self.bytes_of(token)) for token in np.asarray(ids)], dtype=int)
-        begins = np.append(0, ends[:-1])
-        # A token that holds a part of a character spans all of it.
-        return np.stack([character[begins], character[ends - 1] + 1], axis=-1)
-
     def bytes_of(self, token: int, first: bool = False) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(int(token))
@@ -219,7 +176,7 @@ class JsonTokenizer(Tokenizer):
 
     def __init__(self, text: str, **uses: Any):
         self._tokenizer, text = _load_library_tokenizer(text)
-        if json.loads(text)["model"].get("end_of_word_suffix"):
+        if getattr(self._tokenizer.model, "end_of_word_suffix", None):
             raise ValueError("a token with an end_of_word_suffix is not known as text before the next one")
         self.description = {"type": "tokenizers", "json": text} | uses
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
@@ -230,29 +187,17 @@ class JsonTokenizer(Tokenizer):
     def ids_of(self, text: str, special: bool, add_special_tokens: bool | str) -> ArrayLike:
         if len(text) > LONGEST:
             raise ValueError(f"it has {len(text):,} characters, and {LONGEST:,} at most are read at once")
-        library = self._library(special)
-        encoded = library.encode(text, add_special_tokens=bool(add_special_tokens))
-        if add_special_tokens != "before":
-            return encoded.ids
-        if 0 in encoded.special_tokens_mask:
-            return encoded.ids[: len(encoded) - encoded.special_tokens_mask[::-1].index(0)]
-        # The text has no token: those around a known one show how many come before.
-        around = library.encode(next(iter(self.names), "a")).special_tokens_mask
-        return encoded.ids[: around.index(0) if 0 in around else 0]
-
-    def spans_of(self, text: str, ids: ArrayLike, special: bool) -> ArrayLike:
-        return self._library(special).encode(text, add_special_tokens=False).offsets
-
-    def reader_at(self, text: str, begin: int) -> Tokenizer:
-        if begin == 0:
-            return self
-        return _reading_on(self.description["json"], text.endswith(tuple(self.names), 0, begin))
+        ids = self.library(special).encode(text, add_special_tokens=add_special_tokens is True).ids
+        return [*self.before, *ids] if add_special_tokens == "before" else ids
 
     @functools.cached_property
-    def longest(self) -> int:
-        return max(map(len, self._tokenizer.get_vocab()))
+    def before(self) -> list[int]:
+        """The tokens that come before any text."""
+        around = self._tokenizer.encode(next(iter(self.names), "a"))  # a text of a known token
+        mask = around.special_tokens_mask
+        return around.ids[: mask.index(0) if 0 in mask else 0]
 
-    def _library(self, special: bool) -> Any:
+    def library(self, special: bool) -> Any:
         """Return the library's tokenizer, one for each way to read names of special tokens.
 
         A single one would be changed by one thread while another encodes with it.
@@ -275,23 +220,6 @@ class JsonTokenizer(Tokenizer):
         if "\ufffd" in text and all(symbol in BYTE_OF for symbol in name):
             return bytes(BYTE_OF[symbol] for symbol in name)
         return text.encode()
-
-
-@functools.lru_cache(maxsize=8)
-def _reading_on(text: str, after_special: bool) -> JsonTokenizer:
-    """Return the tokenizer of a tokenizer.json, without the spaces that it puts before a text alone."""
-    library = json.loads(text)
-    normalizer, before = library["normalizer"] or {}, library["pre_tokenizer"] or {}
-    for part in before.get("pretokenizers", [before]):
-        if "prepend_scheme" in part and not (after_special and part["prepend_scheme"] == "always"):
-            part["prepend_scheme"] = "never"
-        if "add_prefix_space" in part:
-            part["add_prefix_space"] &= after_special
-    if not after_special:
-        parts = normalizer.get("normalizers", [normalizer] if normalizer else [])
-        kept = [part for part in parts if part["type"] != "Prepend"]
-        library["normalizer"] = {"type": "Sequence", "normalizers": kept}
-    return JsonTokenizer(json.dumps(library))
 
 
 @functools.lru_cache(maxsize=16)
@@ -317,18 +245,15 @@ def from_json(description: Any) -> Tokenizer:
         case {"type": "char", "symbols": str(symbols)}:
             return CharTokenizer(symbols)
         case {"type": "tiktoken", "name": str(name)}:
-            return check_uses(TiktokenTokenizer(name, **uses_of(description)))
+            tokenizer = TiktokenTokenizer(name, **uses_of(description))
         case {"type": "tokenizers", "json": str(text)}:
-            return check_uses(JsonTokenizer(text, **uses_of(description)))
-    raise ValueError(f"unknown tokenizer {spell(description)}")
-
-
-def check_uses(tokenizer: Tokenizer) -> Tokenizer:
-    """Raise ValueError if an id is used that the tokenizer does not have."""
-    uses = tokenizer.description.get("uses", {})
-    for token in filter(None, (*uses.get("eos_token_id", []), uses.get("document_start"))):
-        if token >= tokenizer.vocab_size:
-            raise ValueError(f"token {token} is used, and there are {tokenizer.vocab_size} tokens")
+            tokenizer = JsonTokenizer(text, **uses_of(description))
+        case _:
+            raise ValueError(f"unknown tokenizer {spell(description)}")
+    uses, V = tokenizer.description.get("uses", {}), tokenizer.vocab_size
+    used = max([0, *uses.get("eos_token_id", []), uses.get("document_start") or 0])
+    if used and used >= V:
+        raise ValueError(f"token {used} is used, and there are {V} tokens")
     return tokenizer
 
 
@@ -370,8 +295,7 @@ def end_tokens(description: dict | None) -> list[int]:
         case {"type": "tiktoken", "name": str(name)}:
             return [END_OF_TEXT[name]] if name in END_OF_TEXT else []
         case {"type": "tokenizers", "json": str(text)}:
-            added = _load_library_tokenizer(text)[0].get_added_tokens_decoder()
-            ids = {token.content: i for i, token in added.items()}
+            ids = JsonTokenizer(text).names
             return [ids[name] for name in END_NAMES if name in ids][:1]
     return []
 
@@ -387,22 +311,58 @@ def document_start(description: dict | None) -> int | None:
     return end_of_text(description) if start is None else start
 
 
-def control_tokens(description: dict) -> set[int | None]:
-    """Return the tokens that are of no document's text: around documents, and those of chat templates."""
-    added = {}
-    if description["type"] == "tokenizers":
-        added = _load_library_tokenizer(description["json"])[0].get_added_tokens_decoder()
-    special = [i for i, token in added.items() if token.special]
-    return {*special, *end_tokens(description), document_start(description)}
+class Said(TypedDict, total=False):
+    """What a config.json or generation_config.json says of a tokenizer."""
+
+    eos_token_id: int | list[int] | None
+    model_type: str | None
+    tokenizer_class: str | None
 
 
-def document_bytes(pieces: Iterable[np.ndarray], description: dict) -> Iterator[list[bytes]]:
-    """Yield the bytes of each token in its document, piece by piece; a control token has none."""
-    control, first = control_tokens(description), True
-    bytes_of = functools.cache(from_json(description).bytes_of)
-    for ids in pieces:
-        found = []
-        for token in ids.tolist():
-            found.append(b"" if token in control else bytes_of(token, first))
-            first = token in control
-        yield found
+def read_tokenizer(path: Path) -> dict[str, Any] | None:
+    """Describe the tokenizer of a folder, or of a tokenizer.json alone; None for a folder without one.
+
+    Raises UserError for files that are damaged, or that need code of their own.
+    """
+    files = [file for name in TOKENIZER_FILES if (file := path / name).is_file()] if path.is_dir() else [path]
+    if not files or (path.is_dir() and files[0].name not in TOKENIZER_FILES[:2]):
+        return None
+    import transformers  # here, because it takes over a second
+
+    said, advice = {"config.json": Said(), "generation_config.json": Said()}, "mend or download it"
+    for file in (*files, *filter(Path.is_file, [path / "config.json"])):
+        with refusing(f"{file}: cannot be used", advice, ValueError):
+            if file.name in said:
+                said[file.name] = read_json(file, Said)
+            elif file.suffix == ".json":
+                read_json(file, dict[str, Any])
+            else:
+                file.read_bytes().decode()
+    config, ends = said["config.json"], said["generation_config.json"].get("eos_token_id")
+    ends = config.pop("eos_token_id", None) if ends is None else ends
+    with refusing(f"{files[0]}: cannot be used", advice, Exception), TemporaryDirectory() as copy:
+        (Path(copy) / "config.json").write_text(json.dumps(config))
+        for file in files:
+            shutil.copyfile(file, Path(copy) / (file.name if path.is_dir() else "tokenizer.json"))
+        theirs = transformers.AutoTokenizer.from_pretrained(
+            copy, local_files_only=True, trust_remote_code=False
+        )
+        return describe(theirs, ends if isinstance(ends, list) else [ends])
+
+
+def describe(theirs: Any, ends: list[Any]) -> dict[str, Any]:
+    """Describe a tokenizer of transformers. `ends` are the known ends of what its model writes."""
+    library, vocabulary = JsonTokenizer(theirs.backend_tokenizer.to_str()), theirs.get_vocab()
+    ids, eos, template = set(vocabulary.values()), theirs.eos_token_id, theirs.chat_template
+    ends = [i for i in ends if i in ids] or ([] if eos is None else [eos])
+    tokens = {k: text for k, text in theirs.special_tokens_map.items() if k.endswith("_token") and text}
+    uses = {
+        "eos_token_id": sorted(ends, key=lambda i: i != eos),
+        "document_start": next(iter(library.before), None),
+        "special_tokens": tokens,
+        "chat_template": template.get("default") if isinstance(template, dict) else template,
+    }
+    words = json.dumps(sorted(vocabulary.items())).encode()
+    if not library.before and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
+        return {"type": "tiktoken", "name": "gpt2", "uses": uses}
+    return from_json(library.description | {"uses": uses}).description

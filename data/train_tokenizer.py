@@ -22,11 +22,10 @@ from common.command_line import Count, Name, given
 from common.errors import UserError, command
 from common.files import refusing
 from data.sources import Files, extract_text
-from data.tokenizer import END_NAMES, TiktokenTokenizer, Tokenizer
+from data.tokenizer import END_NAMES
 from data.writer import load_tokenizer
 
 END, TURN, END_OF_TURN = END_NAMES[0], "<|im_start|>", "<|im_end|>"
-COMPARED = 2**22  # characters of text whose tokens are counted
 
 
 @dataclass(frozen=True)
@@ -47,34 +46,21 @@ def main(argv: list[str]) -> None:
     if options.source is None or options.to is None:
         raise UserError("--source=<files> and --to=<folder> are needed; see --help")
     source, folder = Files(options.source.split(",")), Path(options.to)
-    text = sample(texts(source, options.limit))
-    if not text:
+    first = next(texts(source, options.limit), None)
+    if first is None:
         raise UserError(f'{source}: no documents: in .jsonl each is a line with a string under "text"')
     save(train(texts(source, options.limit), options.vocab_size), folder)
     ours = load_tokenizer(str(folder))
     if ours.vocab_size < options.vocab_size:
         print(f"note: the text has no pairs left to merge after {ours.vocab_size} tokens", file=sys.stderr)
-    print(f"{folder}: {ours.vocab_size:,} tokens, {bytes_per_token(ours, text):.2f} bytes of this text each")
-    try:
-        theirs = TiktokenTokenizer("gpt2")
-        print(f"GPT-2's: {theirs.vocab_size:,} tokens, {bytes_per_token(theirs, text):.2f} bytes each")
-    except UserError as error:
-        print(f"note: GPT-2's tokens are not counted: {error}", file=sys.stderr)
+    each = len(first.encode()) / len(ours.encode(first, special=False))
+    print(f"{folder}: {ours.vocab_size:,} tokens, of the first document {each:.2f} bytes each")
 
 
 def texts(source: Files, limit: int | None) -> Iterator[str]:
     """Yield the documents, or the first `limit` of them."""
     records = ((x, batch.json_lines) for batch in source.batches() for x in batch.records)
     return islice(filter(None, (extract_text(*record) for record in records)), limit)
-
-
-def sample(documents: Iterator[str]) -> str:
-    """Join the first documents, about COMPARED characters of them."""
-    found, size = [], 0
-    while size < COMPARED and (text := next(documents, None)):
-        found.append(text)
-        size += len(text)
-    return "".join(found)
 
 
 def train(documents: Iterator[str], vocab_size: int) -> Any:
@@ -110,10 +96,6 @@ def save(tokenizer: Any, folder: Path) -> None:
         whole.save_pretrained(folder)
         ends = whole.convert_tokens_to_ids([END, END_OF_TURN])
         GenerationConfig(eos_token_id=ends).save_pretrained(folder)
-
-
-def bytes_per_token(tokenizer: Tokenizer, text: str) -> float:
-    return len(text.encode()) / len(tokenizer.encode(text, special=False))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from common.errors import UserError
 from common.files import refusing, write_whole, written
 from data.dataset import FORMAT, SPLITS
-from data.pretrained import read_tokenizer
-from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json
+from data.spans import count_bytes
+from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json, read_tokenizer
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -35,7 +35,7 @@ def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> st
     parts = text[:cut], text[cut:]
     with refusing(source, "give another text or tokenizer", UserError):
         train, val = (tokenizer.encode(part, special=False, add_special_tokens=True) for part in parts)
-        counted = {split: tokenizer.count_bytes(part) for split, part in zip(SPLITS, parts, strict=True)}
+        counted = {split: count_bytes(tokenizer, part) for split, part in zip(SPLITS, parts, strict=True)}
     write_dataset(folder, train, val, tokenizer, source, bytes=counted)
     return f"{len(train):,} train and {len(val):,} validation tokens"
 

@@ -34,7 +34,7 @@ from common.errors import UserError, command
 from common.files import kept, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
 from data.dataset import Dataset, prepare_if_missing
-from data.tokenizer import document_bytes
+from data.spans import document_bytes
 from experiments.record import STRICT, Experiment, Variant
 from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report

@@ -3,11 +3,11 @@
 import json
 import os
 import re
-import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import equinox as eqx
@@ -47,14 +47,14 @@ def new_folder(path: Path) -> Generator[Path]:
     path = path.resolve()
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with refusing(f"--to={path}: cannot be written", "choose another place", OSError, SafetensorError):
-            beside.mkdir(parents=True)
+    near = next(folder for folder in path.parents if folder.is_dir())
+    what = f"--to={path}: cannot be written"
+    with refusing(what, "choose another place", OSError, SafetensorError):
+        with TemporaryDirectory(dir=near, prefix=".export-") as temporary:
+            (beside := Path(temporary) / path.name).mkdir()
             yield beside
+            path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(beside, path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 # The options that decide a model's family. So do biases, unless the family has them: they may be 0.
@@ -229,14 +229,12 @@ def characters(symbols: str) -> tokenizers.Tokenizer:
 def write_card(folder: Path, model: GPT, family: Family, **facts: Any) -> None:
     """Write the model card, README.md; `facts` are the other fields of CARD."""
     parameters = sum(x.size for x in jax.tree.leaves(with_biases(model, family)))
-    names = {name: as_plain_text(x) if isinstance(x, str) else x for name, x in facts.items()}
+    # A name shows as it is: it is neither Markdown nor HTML.
+    names = {
+        key: re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", " ".join(str(x).split())) for key, x in facts.items()
+    }
     card = CARD.format(architecture=architecture(family), parameters=parameters, **names)
     (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def as_plain_text(name: str) -> str:
-    """Escape what Markdown would read as its own, or as HTML."""
-    return re.sub(r"([\\`*_\[\]<>#|&~])", r"\\\1", " ".join(name.split()))
 
 
 def write_json(path: Path, values: dict) -> None:

@@ -29,9 +29,9 @@ from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from common.command_line import check_values, spell
 from common.errors import UserError
-from common.files import first_line, read_json, refusing
+from common.files import read_json, refusing
 from config.options import Options
-from data.pretrained import TOKENIZER_FILES, read_tokenizer
+from data.tokenizer import TOKENIZER_FILES, read_tokenizer
 from model import GPT, GPTConfig, leaf_name
 
 MOST_LAYERS = 10_000
@@ -295,22 +295,18 @@ def locate(name: str) -> Path:
     """Find the folder that `--init_from=<name>` means, or download it. Raises UserError."""
     if os.path.isdir(folder := os.path.expanduser(name)):
         return Path(folder)
-    import huggingface_hub  # here, because it takes long and a folder does not need it
+    from huggingface_hub import snapshot_download  # here, because it takes long and a folder needs it not
 
     repository = f"openai-community/{name}" if name in OPENAI else name
-    try:
+    what = f"init_from={name}: there is no such folder, and {repository} cannot be downloaded from the hub"
+    # A full disk and every answer of the hub are OSErrors.
+    with refusing(what, "give a folder or a model there (gated: after `hf auth login`)", OSError, ValueError):
         if "/" not in repository:
             raise ValueError("a model there has two names, as in HuggingFaceTB/SmolLM2-135M")
-        folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES))
+        folder = Path(snapshot_download(repository, allow_patterns=FILES))
         if (folder / "model.safetensors").is_file() or not (folder / INDEX).is_file():
             return folder
-        named = sorted(set(read_index(folder / INDEX).values()))
-        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES + named))
-    except (OSError, ValueError) as error:  # a full disk and every answer of the hub are OSErrors
-        raise UserError(
-            f"init_from={name}: there is no such folder, and {repository} cannot be downloaded from the hub "
-            f"({first_line(error)}): give a folder or a model there (gated: after `hf auth login`)"
-        ) from None
+        return Path(snapshot_download(repository, allow_patterns=[*FILES, *read_index(folder).values()]))
 
 
 @cache
@@ -336,34 +332,32 @@ class Index(TypedDict):
     weight_map: dict[str, str]
 
 
-def read_index(path: Path) -> dict[str, str]:
+def read_index(folder: Path) -> dict[str, str]:
     """Return the file of each tensor. Raises UserError."""
-    with refusing(f"{path}: damaged", "download it again", ValueError):
-        return read_json(path, Index)["weight_map"]
+    with refusing(f"{folder / INDEX}: damaged", "download it again", ValueError):
+        return read_json(folder / INDEX, Index)["weight_map"]
 
 
 def open_tensors(folder: Path, prefix: str) -> Tensors:
     """Open a folder's model.safetensors, or the files that its index names. Raises UserError."""
-    one, index = folder / "model.safetensors", folder / INDEX
-    places = {}  # the index's file of each tensor
-    if not one.is_file() and index.is_file():
-        places = read_index(index)
-    paths = [one] if one.is_file() else sorted({folder / name for name in places.values()})
-    if not paths:
+    one = folder / "model.safetensors"
+    if not one.is_file() and not (folder / INDEX).is_file():
         raise UserError(
             f"{folder}: there is no model.safetensors, nor {INDEX}. A pytorch_model.bin is a pickle, which "
-            "can run code, and is never read: if you trust it, convert it with transformers: "
-            "from_pretrained(<it>).save_pretrained(<new folder>)"
+            "can run code, and is never read: convert it with transformers, from_pretrained(<it>)"
+            ".save_pretrained(<new folder>), if you trust it"
         )
+    places = {} if one.is_file() else read_index(folder)  # the file of each tensor
     tensors = {}
-    for path in paths:
+    for file in sorted({*places.values()}) or [one.name]:
+        path = folder / file
         with refusing(f"{path}: missing, damaged or cut short", "download it", OSError, SafetensorError):
-            file = safe_open(path, framework="numpy")
-        for name in file.keys():
-            if name in places and folder / places[name] != path:
+            opened = safe_open(path, framework="numpy")
+        for name in opened.keys():
+            if places.get(name, file) != file:
                 continue  # an old copy of a tensor that the index has elsewhere
             full = name if name.startswith((prefix, "lm_head.")) else prefix + name
             if full in tensors:
                 raise UserError(f"{path}: two tensors are {full}, one without {prefix}: delete it")
-            tensors[full] = partial(file.get_tensor, name)
+            tensors[full] = partial(opened.get_tensor, name)
     return tensors

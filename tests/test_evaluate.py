@@ -25,7 +25,8 @@ import train
 from config.options import Options
 from data.dataset import Dataset
 from data.prepare import prepare
-from data.tokenizer import CharTokenizer, TiktokenTokenizer, document_bytes, from_json
+from data.spans import document_bytes
+from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from data.writer import write_dataset, write_text
 from runs.checkpoint import Manifest
 from runs.load import load_run

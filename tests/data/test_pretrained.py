@@ -1,6 +1,5 @@
 """Tokenizers of folders are those of transformers: its tokens, which begin and end a text, and its errors."""
 
-import importlib
 import json
 import os
 
@@ -12,8 +11,7 @@ from transformers import AutoTokenizer
 from common.errors import UserError
 from data.dataset import load_meta
 from data.prepare import prepare
-from data.pretrained import read_tokenizer
-from data.tokenizer import document_start, end_of_text, end_tokens, from_json, same_tokens
+from data.tokenizer import document_start, end_of_text, end_tokens, from_json, read_tokenizer, same_tokens
 from data.writer import load_tokenizer
 from hub.export import write_tokenizer
 from tests.helpers import refusal, run_python
@@ -30,8 +28,6 @@ from tests.pretrained import (
     save_llama,
     save_tokenizer,
 )
-
-shakespeare = importlib.import_module("data.shakespeare.prepare")
 
 TEXT = "the other wörld <s>[TURN] €\n\n"
 DOCUMENTS = ["the story " * 400, "the", "a b"]
@@ -86,7 +82,7 @@ def test_tokens_of_other_names_are_no_obstacle(tmp_path):
     assert read_tokenizer(tmp_path)["uses"]["special_tokens"].keys() >= {"bos_token", "eos_token"}
 
 
-def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(cutting, tmp_path, capsys):
+def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(cutting):
     expected = library_tokenizer().encode(DOCUMENTS[0], add_special_tokens=False).ids
     assert len(expected) > 64
     tokenizer = load_tokenizer(str(cutting))
@@ -95,12 +91,6 @@ def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(cutting, tmp_path, 
     assert tokenizer.vocab_size == library_tokenizer().get_vocab_size()
     from_run = {"type": "tokenizers", "json": cutting.read_text()}  # as earlier versions kept it
     assert from_json(from_run).encode(DOCUMENTS[0]).tolist() == expected
-
-    text = tmp_path / "text.txt"
-    text.write_text("the " * 7000)
-    shakespeare.main([f"--source={text}", f"--to={tmp_path / 'set'}", f"--tokenizer={cutting}"])
-    assert load_meta(str(tmp_path / "set")).counts == {"train": 1 + 25200 // 4 + 1, "val": 1 + 700 + 1}
-    assert "28,000 characters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("template", [BOS, None, "<s> $A [END]"])
@@ -119,15 +109,8 @@ def test_a_document_is_as_the_tokenizer_encodes_it_with_its_end_last(tmp_path, t
     assert end_of_text(meta.tokenizer) == END
 
 
-def test_a_special_token_that_a_document_names_is_text(tmp_path):
-    save_tokenizer(tmp_path, library_tokenizer())
-    train, val = prepared(tmp_path, tmp_path, ["a<s>b", "[END]", "c", "d", "e"])
-    assert (train + val).count(START) == (train + val).count(END) == 5
-
-
-@pytest.mark.parametrize("vocab_size", [50257, 50304])
-def test_a_gpt2_with_its_own_tokenizer_has_its_own_tokens(tmp_path, vocab_size):
-    save_gpt2(tmp_path, vocab_size)
+def test_a_gpt2_with_its_own_tokenizer_has_its_own_tokens(tmp_path):
+    save_gpt2(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     description = read_tokenizer(tmp_path)
     assert from_json(description).encode(TEXT).tolist() == theirs(TEXT).input_ids
@@ -171,31 +154,20 @@ def test_a_text_that_cannot_be_encoded_is_one_line_and_a_document_is_left_out(tm
     out, err = capfd.readouterr()
     assert "9 documents, 1 of them corrupt, empty or refused" in out
     assert "note: a document is left out: the text 'c' cannot be encoded" in err
-    text = tmp_path / "c.txt"
-    text.write_text("c " * 100)
-    said = refusal(
-        shakespeare.main, [f"--source={text}", f"--to={tmp_path / 'x'}", f"--tokenizer={tmp_path}"]
-    )
-    assert said.startswith(f"{text} (the text 'c c c c ")
 
 
 @pytest.mark.parametrize(
     "name, content",
     [
-        ("tokenizer.json", "{"),
         ("tokenizer.json", "[" * 10_000),
         ("tokenizer.json", "{}"),
-        ("tokenizer_config.json", "{"),
         ("tokenizer_config.json", "null"),
         ("special_tokens_map.json", "[1]"),
-        ("added_tokens.json", ""),
         ("chat_template.jinja", "\udc80"),
-        ("generation_config.json", '{"eos_token_id": {}}'),
         (
             "tokenizer_config.json",
             '{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}, "tokenizer_class": "E"}',
         ),
-        ("generation_config.json", "["),
         ("generation_config.json", '{"eos_token_id": [[1]]}'),
         ("config.json", '{"model_type": ['),
     ],
@@ -209,13 +181,14 @@ def test_a_damaged_or_hostile_file_is_one_line_and_runs_nothing(folder, tmp_path
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_runs_on_characters_and_tiktoken_import_no_transformers():
     imports = "import sys, train, sample, evaluate, data.prepare, tools.serving.app; "
     done = run_python("-c", imports + "print('transformers' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr
 
 
-@pytest.mark.parametrize("begins, template", [([START], "<s> $A [END]"), ([], "$A [END]")])
+@pytest.mark.parametrize("begins, template", [([START, TURN], "<s> [TURN] $A [END]"), ([], "$A [END]")])
 def test_a_text_to_go_on_with_does_not_end_with_an_end_that_nobody_wrote(begins, template, tmp_path):
     library = library_tokenizer(template)
     tokenizer = load_tokenizer(str(save_tokenizer(tmp_path, library)))
@@ -225,11 +198,13 @@ def test_a_text_to_go_on_with_does_not_end_with_an_end_that_nobody_wrote(begins,
         assert tokenizer.encode(text, add_special_tokens=True).tolist() == [*begins, *plain, END]
 
 
-def test_a_text_without_tokens_begins_with_all_that_the_tokenizer_puts_before(tmp_path):
-    library = library_tokenizer("<s> [TURN] $A [END]")
-    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path, library)))
-    assert library.encode("").ids == [START, TURN, END]
-    assert tokenizer.encode("", add_special_tokens="before").tolist() == [START, TURN]
+def test_a_tokenizer_json_that_we_cannot_follow_is_refused(tmp_path):
+    model = tokenizers.models.BPE({"a": 0, "a</w>": 1}, [], end_of_word_suffix="</w>")
+    tokenizers.Tokenizer(model).save(path := str(tmp_path / "words.json"))
+    assert "(a token with an end_of_word_suffix is not" in refusal(load_tokenizer, path)
+    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path, library_tokenizer())))
+    said = refusal(tokenizer.encode, "the " * 10**7)  # a text for which the library would end the process
+    assert "it has 40,000,000 characters, and 16,777,216 at most are read at once" in said
 
 
 def test_dropout_changes_no_tokens(tmp_path):
@@ -240,22 +215,8 @@ def test_dropout_changes_no_tokens(tmp_path):
     assert all(tokenizer.encode(TEXT, True, True).tolist() == expected for _ in range(10))
 
 
-def test_tokens_with_the_ends_of_words_are_refused(tmp_path):
-    model = tokenizers.models.BPE({"a": 0, "a</w>": 1}, [], end_of_word_suffix="</w>")
-    tokenizers.Tokenizer(model).save(str(tmp_path / "words.json"))
-    assert "(a token with an end_of_word_suffix is not" in refusal(
-        load_tokenizer, str(tmp_path / "words.json")
-    )
-
-
 @pytest.mark.parametrize("uses", [{"document_start": V}, {"eos_token_id": [2, V]}])
 def test_a_token_that_is_used_and_not_there_is_refused(uses):
     description = {"type": "tokenizers", "json": library_tokenizer().to_str(), "uses": uses}
     with pytest.raises(ValueError, match=f"token {V} is used, and there are {V} tokens"):
         from_json(description)
-
-
-def test_a_text_that_would_take_all_memory_is_refused_before_the_library_ends_the_process(tmp_path):
-    tokenizer = load_tokenizer(str(save_tokenizer(tmp_path, library_tokenizer())))
-    said = refusal(tokenizer.encode, "the " * 10**7)
-    assert "(it has 40,000,000 characters, and 16,777,216 at most are read at once): leave it out or" in said

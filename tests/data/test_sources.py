@@ -11,7 +11,7 @@ from pyarrow import parquet
 from common.errors import UserError
 from data import sources
 from data.sources import Files, Hub, extract_text
-from tests.helpers import ROOT, error_line, refusal, run_python
+from tests.helpers import refusal
 
 TEXTS = [f"document {i}\nof a few lines: €\n" + "and more\n" * (i % 7) for i in range(100)]
 
@@ -86,7 +86,7 @@ def test_a_very_long_text_is_cut_at_the_end_of_a_line(tmp_path, monkeypatch):
     "record, json_lines",
     [
         *((record, False) for record in (None, b"\xff", b"", b" \n")),
-        *((record, True) for record in (None, b"", b"{", b"[]", b'"x"', b'{"body": "x"}', b'{"text": 3}')),
+        *((record, True) for record in (b"", b"{", b"[]", b'{"body": "x"}', b'{"text": 3}')),
         *((record, True) for record in (b'{"text": "\xff"}', rb'{"text": "\ud800"}', b"[" * 100_000)),
     ],
 )
@@ -138,9 +138,8 @@ def test_each_file_in_another_encoding_is_named_once_and_the_others_are_read(tmp
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
-@pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
-def test_utf_16_is_named_and_left_out_with_a_mark_and_without(suffix, encoding, tmp_path, capsys):
-    path = tmp_path / f"a{suffix}"
+def test_utf_16_is_named_and_left_out_with_a_mark_and_without(encoding, tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"word {i}"}) + "\n" for i in range(30)), encoding=encoding)
     assert [text for text in texts(Files([str(path)])) if text is not None] == []
     assert "not UTF-8 at byte 0: convert it, as in iconv -f UTF-16" in capsys.readouterr().err
@@ -185,17 +184,3 @@ def test_without_a_network_a_data_set_of_the_hub_is_one_line(monkeypatch):
     said = refusal(lambda: list(Hub("somebody/texts").batches()))
     assert said.startswith("hub: somebody/texts: cannot be read as Parquet")
     assert said.endswith("the same command goes on from here")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["openwebtext", "tinystories", "fineweb_edu"])
-def test_offline_the_hub_is_named_in_one_line(tmp_path, tokenizer_json, name):
-    words = [ROOT / "data" / name / "prepare.py", "--to=mine", f"--tokenizer={tokenizer_json}"]
-    done = run_python(*words, cwd=tmp_path, HF_HUB_OFFLINE=1, HF_HOME=tmp_path / "cache")
-    assert done.returncode == 2
-    assert (
-        error_line(done.stderr).startswith("hub: ")
-        and "goes on from here" in error_line(done.stderr)
-        and done.stderr.count("\n") == 1
-    )
-    assert not list((tmp_path / "mine").glob("*.bin"))

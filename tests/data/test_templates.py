@@ -7,8 +7,7 @@ from transformers import AutoTokenizer
 
 from common.errors import UserError
 from data.conversations import Renderer
-from data.pretrained import read_tokenizer
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, read_tokenizer
 
 MESSAGES = [{"role": "system", "content": "be"}, {"role": "user", "content": "it's <hi> & bye"}]
 TEMPLATE = (
@@ -78,7 +77,7 @@ def test_a_template_sees_what_it_sees_in_transformers(folder, template):
     assert prompt(renderer(read_tokenizer(path)["uses"]), MESSAGES) == expected
 
 
-@pytest.mark.parametrize("template", ["{% if %}", "{{ 1 | nofilter }}", "{{" + "(" * 5000])
+@pytest.mark.parametrize("template", ["{% if %}", "{{" + "(" * 5000])
 def test_a_template_that_is_no_jinja_turns_chats_off(template):
     with pytest.raises(UserError, match="the chat template cannot be compiled .*: mend it"):
         chat(template)

@@ -98,17 +98,10 @@ def test_an_id_of_a_padded_vocabulary_is_no_token(byte_pairs, byte_level):
 # Characters and tiktoken's encodings
 
 
-def test_characters_are_numbered_in_the_order_of_the_symbols():
-    assert CharTokenizer("ba\n€").encode("ab€\nb").tolist() == [1, 0, 3, 2, 0]
-    assert CharTokenizer("xy").description == {"type": "char", "symbols": "xy"}
-
-
-@pytest.mark.parametrize("character", ["é", "A", "\x00", "\U0001f600"])
-def test_a_character_outside_the_vocabulary_is_named(character):
+def test_a_character_outside_the_vocabulary_is_named():
     with pytest.raises(UserError) as error:
-        CharTokenizer("bc").encode(f"bc{character}b")
-    assert repr(character) in str(error.value)
-    assert repr("b") not in str(error.value)
+        CharTokenizer("bc").encode("bcéb")
+    assert "lacks 'é'" in str(error.value)
 
 
 @pytest.mark.parametrize("symbols", ["", "aba", "a\ud800"])
@@ -132,9 +125,6 @@ def test_end_of_text_is_tiktokens_and_needs_no_files(monkeypatch):
         expected = openai_public.ENCODING_CONSTRUCTORS[name]()["special_tokens"]["<|endoftext|>"]
         assert end_of_text({"type": "tiktoken", "name": name}) == expected
     assert {"gpt2", "cl100k_base", "o200k_base"} <= END_OF_TEXT.keys()
-
-
-def test_where_there_is_no_end_of_text():
     for description in (None, CharTokenizer("ab").description, {"type": "tiktoken", "name": "x"}):
         assert end_of_text(description) is None
 
@@ -167,19 +157,13 @@ def test_spaces_that_gpt2s_regular_expression_cannot_split_are_one_line(monkeypa
 # A Hugging Face tokenizer.json
 
 
-def test_a_tokenizer_json_is_the_librarys(byte_level):
-    assert byte_level.vocab_size == 260
-    assert len(byte_level.encode("the theory")) == 1 + 1 + 3  # "the", " the", "o", "r", "y"
-    assert end_of_text(byte_level.description) == 0
-
-
-@pytest.mark.parametrize("name", ["<|end_of_text|>", "</s>", "<eos>"])
+@pytest.mark.parametrize("name", ["<|end_of_text|>", "<eos>"])
 def test_end_of_text_has_other_names(tokenizer_json, name):
     text = tokenizer_json.read_text().replace("<|endoftext|>", name)
     assert end_of_text({"type": "tokenizers", "json": text}) == 0
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"[1]", b"\xff", b'{"model": {"type": "X"}}'])
+@pytest.mark.parametrize("content", [None, b"{}", b"\xff"])
 def test_a_missing_or_garbled_tokenizer_json_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     if content is not None:

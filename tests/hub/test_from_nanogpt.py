@@ -1,6 +1,5 @@
 """nanoGPT's ckpt.pt becomes a folder of GPT-2's shape, with the logits of nanoGPT's own arithmetic."""
 
-import json
 import pickle
 import sys
 from functools import partial
@@ -16,7 +15,7 @@ import sample
 from data.writer import load_tokenizer, write_dataset
 from hub import from_nanogpt
 from runs.load import load_pretrained
-from tests.helpers import ROOT, refusal, run_python, slowly
+from tests.helpers import refusal
 
 V, T, D, L, H = 65, 16, 32, 2, 4
 ARGS = dict(n_layer=L, n_head=H, n_embd=D, block_size=T, bias=False, vocab_size=V, dropout=0.2)
@@ -91,9 +90,7 @@ def both_logits(folder, tokens):
 
 
 # With torch.compile, some versions saved a prefix.
-@pytest.mark.parametrize(
-    "prefix, bias", [("", True), ("_orig_mod.", False), *slowly(("", False), ("_orig_mod.", True))]
-)
+@pytest.mark.parametrize("prefix, bias", [("", True), ("_orig_mod.", False)])
 @pytest.mark.parametrize("options", [[], ["--mlp=gelu"]])
 def test_its_logits_are_nanogpts(tmp_path, bias, prefix, options):
     state = state_dict(bias)
@@ -145,66 +142,38 @@ def test_its_tokenizer_is_that_of_the_data_set_whose_vocabulary_may_be_padded(
     assert capsys.readouterr().out.startswith(tokenizer.decode(ids))
 
 
-def test_a_data_set_of_more_tokens_than_the_model_knows_is_not_its_own(tmp_path, tokenizer_json):
-    tokenizer = load_tokenizer(str(tokenizer_json))
-    write_dataset(tmp_path / "data", *2 * [tokenizer.encode("the theatre")], tokenizer, "a test")
-    from_nanogpt.main(
-        [save(tmp_path, state_dict(False)), f"--to={tmp_path / 'gpt'}", f"--dataset={tmp_path / 'data'}"]
-    )
-    assert not (tmp_path / "gpt" / "tokenizer.json").exists()
-
-
 class Bomb:
     def __reduce__(self):
         return (exec, ("raise SystemExit('it ran')",))
 
 
-def without(name):
-    return {n: x for n, x in state_dict(False).items() if n != name}
-
-
 @pytest.mark.parametrize(
-    "state, changes, says",
+    "tensors, changes, says",
     [
-        (without("transformer.h.1.ln_2.weight"), {}, "has no tensor transformer.h.1.ln_2.weight"),
-        (without("lm_head.weight"), {}, "lm_head.weight"),
-        (
-            without("") | {"transformer.h.0.gate": torch.ones(2)},
-            {},
-            "the unknown tensor transformer.h.0.gate",
-        ),
-        (without(""), {"model_args": ARGS | {"n_embd": 64}}, "and the model needs (65, 64)"),
-        (
-            without(""),
-            {"model_args": ARGS | {"n_layer": "two"}},
-            "n_layer is 'two': it should be a valid int",
-        ),
-        (without(""), {"model_args": ARGS | {"rotary": True}}, "rotary is not an option"),
-        (without(""), {"model_args": ARGS | {"n_layer": 10**8}}, "and 10000 at most can be read"),
-        (without(""), {"model_args": ARGS | {"window": 3}}, "no class of transformers computes this model"),
-        *(
-            (without("") | {"transformer.wte.weight": torch.full((V, D), x)}, {}, "wte.weight has numbers")
-            for x in (torch.nan, -torch.inf, 1 + 1j)
-        ),
-        (state_dict(bias=True), {}, "attn.c_attn.bias: it is damaged, or not of the model"),
-        (
-            without("") | {"transformer.ln_f.bias": torch.ones(D)},
-            {},
-            "the unknown tensor transformer.ln_f.bias",
-        ),
-        (without(""), {"model": [1]}, "no attribute 'items'"),
+        ({"h.1.ln_2.weight": None}, {}, "has no tensor transformer.h.1.ln_2.weight"),
+        ({"h.0.gate": torch.ones(2)}, {}, "the unknown tensor transformer.h.0.gate"),
+        ({"ln_f.bias": torch.ones(D)}, {}, "the unknown tensor transformer.ln_f.bias"),
+        ({"wte.weight": torch.full((V, D), torch.nan)}, {}, "wte.weight has numbers"),
+        ({"wte.weight": torch.full((V, D), 1 + 1j)}, {}, "wte.weight has numbers"),
+        ({}, {"model_args": ARGS | {"n_embd": 64}}, "and the model needs (65, 64)"),
+        ({}, {"model_args": ARGS | {"n_layer": "two"}}, "n_layer is 'two': it should be a valid int"),
+        ({}, {"model_args": ARGS | {"rotary": True}}, "rotary is not an option"),
+        ({}, {"model_args": ARGS | {"n_layer": 10**8}}, "and 10000 at most can be read"),
+        ({}, {"model_args": ARGS | {"window": 3}}, "no class of transformers computes this model"),
+        ({}, {"model": [1]}, "no attribute 'items'"),
         ({}, {"model_args": Bomb()}, "Weights only load failed"),
     ],
 )
-def test_what_is_no_checkpoint_of_nanogpt_is_one_line_and_leaves_nothing(tmp_path, state, changes, says):
-    path = save(tmp_path, state, **changes)
+def test_what_is_no_checkpoint_of_nanogpt_is_one_line_and_leaves_nothing(tmp_path, tensors, changes, says):
+    state = state_dict(False) | {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    path = save(tmp_path, {name: tensor for name, tensor in state.items() if tensor is not None}, **changes)
     said = refusal(from_nanogpt.main, [path, f"--to={tmp_path / 'gpt'}"])
     assert said.startswith(f"{path}: cannot be used (") and says in said
     assert said.endswith("give a ckpt.pt that nanoGPT's train.py wrote")
     assert [file.name for file in tmp_path.iterdir()] == ["ckpt.pt"]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"PK\3\4", pickle.dumps({"model": {}}), b"no checkpoint"])
+@pytest.mark.parametrize("content", [None, b"", pickle.dumps({"model": {}})])
 def test_another_file_is_one_line(tmp_path, content):
     path = tmp_path / "ckpt.pt"
     if content is not None:
@@ -221,12 +190,3 @@ def test_the_command_needs_pytorch_one_file_and_a_new_folder(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "torch", None)
     said = refusal(from_nanogpt.main, [path, f"--to={tmp_path / 'gpt'}"])
     assert said == f"{path}: PyTorch has to read it: pip install torch"
-
-
-@pytest.mark.slow
-def test_the_command_runs_as_a_module(tmp_path):
-    path = save(tmp_path, state_dict(False))
-    done = run_python("-m", "hub.from_nanogpt", path, "--to=gpt", cwd=tmp_path, PYTHONPATH=ROOT)
-    assert done.returncode == 0, done.stderr
-    config = json.loads((tmp_path / "gpt" / "config.json").read_text())
-    assert config["architectures"] == ["GPT2LMHeadModel"] and config["activation_function"] == "gelu"

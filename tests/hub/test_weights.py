@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 import torch
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -24,7 +23,7 @@ from model import GPT, GPTConfig
 from parallel.mesh import make_mesh, with_shardings
 from tests.damage import answers
 from tests.helpers import assert_same_bits, error_line, refusal, run_python
-from tests.reference import CONFIGS, as_gpt, gpt2, random_reference
+from tests.reference import CONFIGS, as_gpt, random_reference
 from training.state import model_config, shape_options, state_shapes
 
 
@@ -103,15 +102,6 @@ def test_every_weight_and_the_logits_are_those_of_transformers(name, tmp_path):
     assert_logits(model, *logits(reference))
 
 
-@pytest.mark.slow
-def test_logits_at_the_size_of_gpt2(tmp_path):
-    torch.manual_seed(0)
-    reference = gpt2(GPTConfig(vocab_size=50257, mlp="gelu", bias=True)).eval()
-    reference.save_pretrained(tmp_path)
-    tokens, expected = logits(reference, T=4)
-    assert_logits(load(tmp_path), tokens, expected)
-
-
 def test_openais_own_file_has_shorter_names_and_the_causal_masks(folder):
     expected = load(folder)
 
@@ -161,11 +151,12 @@ def test_what_a_config_leaves_out_is_as_in_transformers(name, tmp_path):
     assert (ours.window, ours.tie_embeddings) == (getattr(theirs, "sliding_window", None), learned)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_shards_are_read_like_one_file(name, tmp_path):
-    reference = saved(name, tmp_path, max_shard_size="40KB")
+def test_shards_are_read_like_one_file(tmp_path, monkeypatch):
+    reference = saved("gpt2", tmp_path, max_shard_size="40KB")
     assert len(files := sorted(tmp_path.glob("*.safetensors"))) > 3
-    assert_same_bits(load(tmp_path), as_gpt(name, dict(reference.named_parameters())))
+    monkeypatch.chdir(tmp_path.parent)
+    expected = as_gpt("gpt2", dict(reference.named_parameters()))
+    assert_same_bits(load(tmp_path.name), expected)  # a folder may be relative
     files[1].unlink()
     assert f"{files[1]}: missing, damaged or cut short" in refused(tmp_path)
 
@@ -192,9 +183,8 @@ def test_the_index_decides_which_shards_count(tmp_path):
     assert f"{index}: damaged (" in refused(tmp_path)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_becomes_float32(dtype, tmp_path):
-    reference = random_reference("llama").to(dtype)
+def test_half_precision_becomes_float32(tmp_path):
+    reference = random_reference("llama").to(torch.bfloat16)
     reference.save_pretrained(tmp_path)
     assert_same_bits(load(tmp_path), as_gpt("llama", dict(reference.float().named_parameters())))
 
@@ -205,14 +195,10 @@ def test_a_tied_head_may_be_in_the_file(folder):
     assert_same_bits(load(folder), expected)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama, tied"])
-def test_a_tied_head_that_is_not_the_embedding_is_refused(name, tmp_path):
+def test_a_tied_head_that_is_not_the_embedding_is_refused(tmp_path):
     """transformers 5 keeps both, and computes with the head."""
-    reference = saved(name, tmp_path)
-    head = torch.randn(65, 48)
-    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": head}))
-    theirs = type(reference).from_pretrained(tmp_path)
-    assert torch.equal(theirs.lm_head.weight, head)
+    saved("gpt2", tmp_path)
+    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": torch.randn(65, 48)}))
     assert "tie_word_embeddings is true, and lm_head.weight is not the embedding" in refused(tmp_path)
 
 
@@ -221,8 +207,7 @@ def test_a_smaller_block_size_leaves_out_the_last_positions(tmp_path):
     assert_logits(load(tmp_path, block_size=8), *logits(reference, T=8))
 
 
-@pytest.mark.parametrize("mesh", ["data:2,fsdp:2,tensor:2", "fsdp:8", "data:1"])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name, mesh", [("gpt2", "data:2,fsdp:2,tensor:2"), ("llama", "fsdp:8")])
 def test_weights_go_where_the_mesh_wants_them(name, mesh, tmp_path):
     saved(name, tmp_path)
     expected, pretrained = load(tmp_path), open_pretrained(str(tmp_path))
@@ -272,7 +257,6 @@ def test_a_tensor_that_the_model_does_not_have_is_named(name, tensor, says, fold
     "tensor, says",
     [
         (torch.full((48,), torch.nan), "has numbers that are not real and finite"),
-        (torch.full((48,), -torch.inf), "has numbers that are not real and finite"),
         (torch.ones(48, dtype=torch.complex64), "has numbers that are not real and finite"),
         (torch.ones(48).to(torch.float8_e4m3fn), "cannot be read"),
     ],
@@ -287,17 +271,9 @@ def test_a_tensor_that_comes_twice_is_named(folder):
     assert "two tensors are transformer.ln_f.bias" in refused(folder)
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_shard_size": "20kB"}])
-def test_a_folder_may_be_relative(settings, tmp_path, monkeypatch):
-    tokens, expected = logits(saved("llama", tmp_path / "theirs", **settings))
-    monkeypatch.chdir(tmp_path)
-    assert_logits(load("theirs"), tokens, expected)
-
-
-@pytest.mark.parametrize("kept", [0, 200, -1])
-def test_a_file_cut_short_is_named(folder, kept):
+def test_a_file_cut_short_is_named(folder):
     path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:-1])
     assert f"{path}: missing, damaged or cut short" in refused(folder)
 
 
@@ -310,17 +286,12 @@ def test_a_file_cut_short_is_named(folder, kept):
             "model_type is 'mamba', and only gpt2, llama, mistral, qwen2, qwen3 can be",
         ),
         ("gpt2", dict(activation_function="silu"), "activation_function is 'silu'"),
-        ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
         ("gpt2", dict(n_inner="100"), "transformers refuses it: Validation error for field 'n_inner': "),
         ("gpt2", dict(n_inner=0), "n_inner as our n_hidden is 0: it should be greater than"),
-        ("gpt2", dict(n_layer=None), "transformers refuses it: Validation error for field 'n_layer': "),
         ("gpt2", dict(per_layer_config={}), "per_layer_config is {}"),
         *((name, dict(is_causal=False), "is_causal is False") for name in FAMILIES),
         ("gpt2", dict(n_head=5), "n_embd=48 must be a multiple of n_head=5"),
-        ("gpt2", dict(vocab_size=0), "vocab_size as our vocab_size is 0: it should be greater than"),
         ("mistral", dict(is_causal=None), "is_causal is null beside a window"),
-        ("llama", dict(attention_bias=True), "attention_bias is True"),
-        ("llama", dict(head_dim=15), "transformers refuses it: Class validation error"),
         ("llama", dict(head_dim=3), "rope needs an even head size: head_dim is 3"),
         ("qwen3", dict(attention_bias=True), "attention_bias is True"),
         (
@@ -331,20 +302,8 @@ def test_a_file_cut_short_is_named(folder, kept):
         ("qwen2", dict(num_hidden_layers=2**30), "num_hidden_layers is 1073741824, and 10000 at most"),
         ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
         ("llama", dict(sliding_window=4096), "sliding_window is 4096"),
-        (
-            "mistral",
-            dict(sliding_window="4096"),
-            "transformers refuses it: Validation error for field 'sliding",
-        ),
         ("mistral", dict(sliding_window=0), "sliding_window as our window is 0: it should be greater than"),
-        ("llama", dict(rope_parameters=dict(rope_type="yarn", factor=2.0)), "rope_type is 'yarn'"),
         ("llama", dict(rope_scaling=dict(rope_type="linear", factor=4.0)), "rope_type is 'linear'"),
-        ("llama", dict(rope_parameters=dict(rope_type="llama3")), "transformers refuses it: "),
-        (
-            "llama",
-            dict(rope_parameters=LLAMA3 | dict(factor=0.0)),
-            "factor as our rope_scaling is 0: it should be greater than",
-        ),
         ("llama", dict(rope_parameters=LLAMA3 | dict(low_freq_factor=2)), "low_freq_factor is 2"),
         ("llama", dict(rope_parameters=LLAMA3_AS_LONG), "original_max_position_embeddings is 16"),
         ("llama", dict(rope_parameters=[1]), "transformers refuses it: "),
@@ -356,20 +315,13 @@ def test_a_model_that_we_do_not_have_is_named(name, values, says, tmp_path):
     assert f"{tmp_path / 'config.json'}: cannot be used ({says}" in refused(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama 3"])
-def test_any_damage_to_a_config_is_one_line(name, tmp_path):
-    saved(name, tmp_path)
+def test_any_damage_to_a_config_is_one_line(tmp_path):
+    saved("llama 3", tmp_path)
     path, read = tmp_path / "config.json", lambda: open_pretrained.__wrapped__(str(tmp_path))
     said = answers(path, read)
     assert all(line is None or line.startswith(f"{path}: cannot be used (") for line in said.values())
-    for key in {"vocab_size", "model_type", "max_position_embeddings", "n_positions"}:
-        for what in ("is true", "is a text", "is infinity", "is nested to the limit"):
-            assert said.get(f"{key} {what}", "not there"), (key, what)
-
-
-def test_a_number_of_layers_beyond_all_reason_is_refused_at_once(folder):
-    change_config(folder, n_layer=2**30)
-    assert "n_layer is 1073741824, and 10000 at most can be read" in refused(folder)
+    for key in ("vocab_size", "model_type", "max_position_embeddings"):
+        assert said[f"{key} is true"] and said[f"{key} is nested to the limit"], key
 
 
 @pytest.mark.parametrize("vocab_size", [50257, 50304, 50258, 50305])
@@ -377,14 +329,6 @@ def test_gpt2s_tokens_are_those_of_its_vocabulary_as_it_is_or_padded_as_nanogpts
     config = GPTConfig(vocab_size=vocab_size)
     found = Pretrained(tmp_path, FAMILIES["gpt2"], config).tokenizer()
     assert found == ({"type": "tiktoken", "name": "gpt2"} if vocab_size in (50257, 50304) else None)
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff", b'{"added_tokens": [{"id": true}]}'])
-def test_a_damaged_tokenizer_beside_the_weights_is_named(tmp_path, content):
-    saved("llama", tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes(content)
-    said = refusal(open_pretrained(str(tmp_path)).tokenizer)
-    assert said.startswith(f"{tmp_path / 'tokenizer.json'}: cannot be used (")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "no/such/folder", "x" * 300, "~nobody-of-that-name"])
@@ -443,8 +387,3 @@ def test_the_hub_without_a_network_is_one_line(tmp_path):
         text = error_line(said)
         assert f"init_from={name}: there is no such folder, and {repository} cannot be downloaded" in text
         assert "HF_HUB_OFFLINE=0" in text and len(text) < 400
-
-
-def test_what_the_hub_refuses_is_an_error_that_locate_catches():
-    for error in (RepositoryNotFoundError, GatedRepoError):
-        assert issubclass(error, OSError)

@@ -1,0 +1,87 @@
+"""Which characters and bytes of a text its tokens stand for: for conversations, and for bits per byte."""
+
+import functools
+import json
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from jaxtyping import Int32
+from numpy.typing import ArrayLike
+
+from data.dataset import TextBytes
+from data.tokenizer import JsonTokenizer, Tokenizer, document_start, end_tokens, from_json
+
+OPENING = 2**12  # characters of a text that decide its first token
+
+
+def encode_part(
+    tokenizer: Tokenizer, text: str, begin: int, end: int, special: bool = True
+) -> tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, "T 2"]]:
+    """Return token ids of text[begin:end], and where in the text each begins and ends.
+
+    Raises UserError as `Tokenizer.encode`.
+    """
+    if begin and isinstance(tokenizer, JsonTokenizer):
+        after_special = text.endswith(tuple(tokenizer.names), 0, begin)
+        tokenizer = reading_on(tokenizer.description["json"], after_special)
+    part = text[begin:end]
+    ids = tokenizer.encode(part, special)
+    return ids, begin + np.asarray(spans(tokenizer, part, ids, special), np.int32).reshape(-1, 2)
+
+
+def spans(tokenizer: Tokenizer, text: str, ids: Int32[np.ndarray, " T"], special: bool) -> ArrayLike:
+    """Return the first character of each of the text's tokens, and the one after its last."""
+    if isinstance(tokenizer, JsonTokenizer):
+        return tokenizer.library(special).encode(text, add_special_tokens=False).offsets
+    character = np.repeat(np.arange(len(text)), [len(symbol.encode()) for symbol in text])  # of each byte
+    ends = np.cumsum([len(tokenizer.bytes_of(token)) for token in ids.tolist()], dtype=int)
+    begins = np.append(0, ends[:-1])
+    # A token that holds a part of a character spans all of it.
+    return np.stack([character[begins], character[ends - 1] + 1], axis=-1)
+
+
+@functools.lru_cache(maxsize=8)
+def reading_on(text: str, after_special: bool) -> JsonTokenizer:
+    """Return the tokenizer of a tokenizer.json, without the spaces that it puts before a text alone."""
+    library = json.loads(text)
+    normalizer, before = library["normalizer"] or {}, library["pre_tokenizer"] or {}
+    for part in before.get("pretokenizers", [before]):
+        if "prepend_scheme" in part and not (after_special and part["prepend_scheme"] == "always"):
+            part["prepend_scheme"] = "never"
+        if "add_prefix_space" in part:
+            part["add_prefix_space"] &= after_special
+    if not after_special:
+        parts = normalizer.get("normalizers", [normalizer] if normalizer else [])
+        kept = [part for part in parts if part["type"] != "Prepend"]
+        library["normalizer"] = {"type": "Sequence", "normalizers": kept}
+    return JsonTokenizer(json.dumps(library))
+
+
+def count_bytes(tokenizer: Tokenizer, text: str) -> TextBytes:
+    """Count a document's bytes. Raises UserError as `Tokenizer.encode`."""
+    total = len(text.encode())
+    ids, found = encode_part(tokenizer, text[:OPENING], 0, OPENING, special=False)
+    if not len(ids):
+        return TextBytes(total)
+    # Up to the next token, because a span may leave out an accent that normalising joined to a letter.
+    end = max(found[0, 1], found[1, 0]) if len(found) > 1 else len(text)
+    raw, spanned = tokenizer.bytes_of(int(ids[0]), first=True), text[:end].encode()
+    # A span is of whole characters, of which a token may hold a part; what is normalised is not `raw`.
+    return TextBytes(total, int(ids[0]), len(raw if spanned.startswith(raw) else spanned))
+
+
+def document_bytes(pieces: Iterable[np.ndarray], description: dict) -> Iterator[list[bytes]]:
+    """Yield the bytes of each token in its document, piece by piece.
+
+    Tokens around documents and those of chat templates have none.
+    """
+    tokenizer, first = from_json(description), True
+    special = (i for name, i in tokenizer.names.items() if name not in tokenizer.added)
+    control = {*special, *end_tokens(description), document_start(description)}
+    bytes_of = functools.cache(tokenizer.bytes_of)
+    for ids in pieces:
+        found = []
+        for token in ids.tolist():
+            found.append(b"" if token in control else bytes_of(token, first))
+            first = token in control
+        yield found
