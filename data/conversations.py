@@ -300,23 +300,17 @@ def parse(line: bytes) -> Messages:
 
 def pack(pieces: list[Rendered], row: int, start: int) -> Rendered:
     """Put whole pieces into rows, each into the first with space; fill rows with the token `start`."""
-    rows: list[list[Rendered]] = []
-    space: dict[int, int] = {}  # of the rows that are open
+    used: list[int] = []  # tokens of each row
+    places = []
     for piece in pieces:
-        n = len(piece.ids)
-        at = next((i for i, free in space.items() if free >= n), None)
-        if at is None:
-            at = len(rows)
-            rows.append([])
-            space[at] = row
-            if len(space) > OPEN_ROWS:
-                del space[next(iter(space))]
-        rows[at].append(piece)
-        space[at] -= n
-    ids = np.full((len(rows), row), start, np.int32)
+        open_rows = range(max(0, len(used) - OPEN_ROWS), len(used))
+        i = next((i for i in open_rows if used[i] + len(piece.ids) <= row), len(used))
+        if i == len(used):
+            used.append(0)
+        places.append((i, slice(used[i], used[i] + len(piece.ids))))
+        used[i] += len(piece.ids)
+    ids = np.full((len(used), row), start, np.int32)
     learned = np.zeros(ids.shape, bool)
-    for i, packed in enumerate(rows):
-        whole = np.concatenate([piece.ids for piece in packed])
-        ids[i, : len(whole)] = whole
-        learned[i, : len(whole)] = np.concatenate([piece.learned for piece in packed])
+    for piece, place in zip(pieces, places, strict=True):
+        ids[place], learned[place] = piece.ids, piece.learned
     return Rendered(ids.ravel(), learned.ravel(), sum(piece.n_bytes for piece in pieces))

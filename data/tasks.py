@@ -180,9 +180,7 @@ def library(random):
 
 
 def questions(task: str, split: Split, *seed: int) -> Iterator[Question]:
-    """Yield questions of a task without end, each of a subject of the split. Raises UserError for no task."""
-    if task not in TASKS:
-        raise UserError(f"task {task}: unknown; known are {', '.join(TASKS)}")
+    """Yield questions of a task without end, each of a subject of the split."""
     random = np.random.default_rng([*seed, *task.encode(), split != "train"])
     while True:
         subject, text, answer = TASKS[task](random)
@@ -199,8 +197,8 @@ def split_of(subject: bytes) -> Split:
 def named_tasks(text: str | None) -> list[str]:
     """Return the tasks of a text such as "add,date"; all for None or "all". Raises UserError."""
     names = list(TASKS) if text in (None, "all") else text.split(",")
-    for name in names:
-        next(questions(name, "train"))
+    if unknown := [name for name in names if name not in TASKS]:
+        raise UserError(f"task {unknown[0]}: unknown; known are {', '.join(TASKS)}")
     if len({*names}) < len(names):
         raise UserError(f"--tasks={text}: name each task once")
     return names

@@ -18,11 +18,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    GPT2LMHeadModel,
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
     pipeline,
 )
 
@@ -81,8 +76,6 @@ SHAPES = {
 }
 RARE = ("gpt2, exact gelu", "gpt2, untied, relu2", "llama", "llama, tied", "llama, wide heads")
 RARE += ("gpt2, no biases", "llama, µP", "qwen2, window")
-CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
-CLASSES |= {"qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
 
 
@@ -95,6 +88,13 @@ def a_run(folder, options, state=None, tokenizer=CHARACTERS):
 def an_overfitted_run(folder, options, **more):
     state = create_state(model_config(options, 65), options)
     return save_overfitted(folder, state, Manifest(options, 65, CHARACTERS, **more))
+
+
+@pytest.fixture(scope="module")
+def gpt2_run(tmp_path_factory):
+    """The folder of a run whose model is a GPT-2."""
+    options = replace(TINY, dataset="shakespeare", **SHAPES["gpt2"])
+    return a_run(tmp_path_factory.mktemp("gpt2") / "run", options)
 
 
 def run_export(run, to, *more):
@@ -121,8 +121,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
     folder = run_export(run, tmp_path / "first" / "model")
 
     theirs = AutoModelForCausalLM.from_pretrained(folder)
-    assert type(theirs) is CLASSES[name.split(",")[0].split()[0]]
-    assert theirs.dtype == torch.float32
+    assert theirs.config.model_type == name.split(",")[0].split()[0] and theirs.dtype == torch.float32
     ours, _, _ = load_run(str(run))
     tokens = np.random.default_rng(0).integers(65, size=(2, 16))
     expected = logits(theirs, tokens)
@@ -142,7 +141,6 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (dict(), ["for GPT2LMHeadModel: mlp=swiglu, not gelu;", "position=learned, not rope"]),
         (dict(n_head=32), ["for LlamaForCausalLM: rope needs an even head size"]),
         (dict(mlp="gelu", bias=True, n_kv_head=2), ["for GPT2LMHeadModel: n_kv_head=2, not 4;"]),
-        (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
         (LLAMA | dict(mlp="relu2"), ["for LlamaForCausalLM: mlp=relu2, not swiglu;"]),
     ],
 )
@@ -168,32 +166,25 @@ def test_a_layer_that_other_programs_lack_is_not_left_out():
         plain(own)
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
-    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+def test_a_folder_with_something_in_it_is_left_alone(gpt2_run, tmp_path):
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "mine").touch()
     for place in (tmp_path / "to", tmp_path / "to" / "mine"):
-        assert f"--to={place} is there already" in refused(run, place)
+        assert f"--to={place} is there already" in refused(gpt2_run, place)
     assert list(contents(tmp_path / "to")) == ["mine"]
     (tmp_path / "to" / "mine").unlink()
-    assert "config.json" in contents(run_export(run, tmp_path / "to"))
+    text = refused(gpt2_run, tmp_path / "new" / "to", "--format=peft")
+    assert text == f"out_dir={gpt2_run}: the run has no adapters: leave out --format=peft"
+    assert [path.name for path in tmp_path.iterdir()] == ["to"]
+    assert "config.json" in contents(run_export(gpt2_run, tmp_path / "to"))
 
 
-def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(tmp_path):
-    run = a_run(tmp_path / "run", TINY)
-    assert "for GPT2LMHeadModel: mlp=swiglu, not gelu;" in refused(run, tmp_path / "to")
-    text = refused(run, tmp_path / "to", "--format=peft")
-    assert text == f"out_dir={run}: the run has no adapters: leave out --format=peft"
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
-def test_the_card_says_what_the_model_is(tmp_path, capsys):
-    run = a_run(tmp_path / "run", replace(TINY, dataset="shakespeare", **SHAPES["gpt2"]))
-    files = contents(to := run_export(run, tmp_path / "a [b](c)"))
+def test_the_card_says_what_the_model_is(gpt2_run, tmp_path, capsys):
+    files = contents(to := run_export(gpt2_run, tmp_path / "a [b](c)"))
     weights = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
     assert set(files) == weights | {"tokenizer.json", "tokenizer_config.json"}
     card = files["README.md"].decode()
-    parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
+    parameters = sum(x.size for x in jax.tree.leaves(load_run(str(gpt2_run))[0]))
     assert "# a \\[b\\](c)\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
     assert "on shakespeare\nfor 0 iterations. Its validation loss was not measured." in card
     printed = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]  # for a shell
@@ -218,14 +209,13 @@ def test_the_weights_and_the_card_are_those_of_the_checkpoint_asked_for(
     assert f"GPT2LMHeadModel of iter {iteration}: " in capsys.readouterr().out
 
 
-def test_a_reader_that_has_gone_costs_no_file(tmp_path):
-    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
-    expected = contents(run_export(run, tmp_path / "expected" / "to"))
+def test_a_reader_that_has_gone_costs_no_file(gpt2_run, tmp_path):
+    expected = contents(run_export(gpt2_run, tmp_path / "expected" / "to"))
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", 1) as stdout, contextlib.redirect_stdout(stdout):
         with pytest.raises(SystemExit) as ended:
-            command(lambda argv: run_export(run, tmp_path / "to"))
+            command(lambda argv: run_export(gpt2_run, tmp_path / "to"))
     assert ended.value.code == 141
     assert contents(tmp_path / "to") == expected
 
@@ -258,8 +248,7 @@ def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, fa
 def test_a_pipeline_continues_the_export_of_a_character_run_as_sample_does(tmp_path, capsys):
     run = a_run(tmp_path / "run", replace(TINY, out_dir=str(tmp_path / "run"), **LLAMA))
     folder = run_export(run, tmp_path / "to")
-    start = "PACK MY BOX"
-    start = start.replace(" ", "`")  # of the 65 characters from ! to a
+    start = "PACK`MY`BOX"  # of the 65 characters from ! to a
     theirs = pipeline("text-generation", str(folder))
     with torch.no_grad():
         text = theirs(start, max_new_tokens=5, do_sample=False)[0]["generated_text"]

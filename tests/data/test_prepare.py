@@ -171,7 +171,7 @@ def test_another_text_goes_where_to_says_and_a_missing_folder_or_source_is_named
     shakespeare_char.main([f"--source={tmp_path / 'mine.txt'}", f"--to={tmp_path / 'set'}"])
     assert text_of(tmp_path / "set") == "zebra à la carte"
     assert read(tmp_path / "set")[0]["tokenizer"]["symbols"] == "".join(sorted(set("zebra à la carte")))
-    for words in ([], ["--source=x.jsonl"], ["--to=x"]):
+    for words in ([], [f"--source={tmp_path / 'mine.txt'}"], ["--to=x"]):
         assert refusal(prepare, words).startswith("--source=<files> and --to=<folder> are needed")
 
 

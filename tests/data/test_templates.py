@@ -54,11 +54,6 @@ def test_the_tokenizers_own_template_is_used(folder, where):
     assert prompt(ours, MESSAGES) == expected
 
 
-def test_without_a_template_there_are_no_chats():
-    with pytest.raises(UserError, match="the tokenizer has no chat template: "):
-        Renderer(CharTokenizer("ab"))
-
-
 @pytest.mark.parametrize(
     "template",
     [
@@ -93,8 +88,6 @@ def test_a_template_that_takes_for_ever_does_not_keep_a_server_from_starting():
     [
         "{{ raise_exception('roles must alternate') }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",  # the way out of a template that has no sandbox
-        "{{ messages.append(1) }}",
-        "{{ messages[7]['content'] + 1 }}",
         "{% for i in range(10 ** 9) %}{{ i }}{% endfor %}",
     ],
 )

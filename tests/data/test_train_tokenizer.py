@@ -1,13 +1,12 @@
-"""A trained tokenizer: transformers reads its folder, its merges are chapter 1's, mistakes are one line."""
+"""A trained tokenizer: transformers reads its folder, mistakes are one line."""
 
 import json
-from collections import Counter
 
 import pytest
 import transformers
 
 from data.tokenizer import document_start, end_tokens, read_tokenizer
-from data.train_tokenizer import main, train
+from data.train_tokenizer import main
 from data.writer import load_tokenizer
 from tests.helpers import refusal
 
@@ -57,23 +56,6 @@ def test_its_template_marks_the_answers_and_their_ends(folder):
     asked = theirs.apply_chat_template(CONVERSATION[:2], tokenize=False, add_generation_prompt=True)
     whole = theirs.apply_chat_template(CONVERSATION, tokenize=False)
     assert whole.startswith(asked) and asked.endswith("<|im_start|>assistant\n")
-
-
-def test_each_merge_is_of_a_most_frequent_pair_as_chapter_1_counts():
-    text = "thecatsatonthematandtheratsatonthecat"  # a single word, which is not cut
-    model = json.loads(train(iter([text]), 265).to_str())["model"]
-    ids = list(text)
-    for a, b in model["merges"]:
-        pairs = Counter(zip(ids, ids[1:], strict=False))
-        assert pairs[a, b] == max(pairs.values())
-        out = []
-        for i in ids:  # chapter 1's `merge`
-            if out and (out[-1], i) == (a, b):
-                out[-1] = a + b
-            else:
-                out.append(i)
-        ids = out
-    assert len(model["merges"]) == 6
 
 
 def test_it_prints_how_much_a_token_holds(tmp_path, capsys):
