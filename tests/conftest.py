@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -16,7 +17,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, processors
 
-from data.tokenizer import JsonTokenizer
+from data import documents
+from data.tokenizer import JsonTokenizer, end_of_text, from_json
 from parallel.machines import wait_for_simulated_devices
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
@@ -76,6 +78,21 @@ def programs_are_freed():
     """Free a module's programs: each maps memory, and beyond the kernel's 65,530 maps XLA crashes."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def one_process_is_this_one(monkeypatch):
+    """Tokenize documents here where a test asks for one process: to start another takes seconds."""
+
+    def pool(num_proc, context, start, settings):
+        if num_proc > 1:
+            return ProcessPoolExecutor(num_proc, context, start, settings)
+        description, val_fraction = settings
+        worker = from_json(description), end_of_text(description), val_fraction
+        monkeypatch.setattr(documents, "worker", worker, raising=False)
+        return ThreadPoolExecutor(1)
+
+    monkeypatch.setattr(documents, "ProcessPoolExecutor", pool)
 
 
 @pytest.fixture
