@@ -49,6 +49,11 @@ def renderer(folder):
     return Renderer(load_tokenizer(str(folder)), None)
 
 
+def prepare_chat(source, tokenizer, to, *words):
+    words = [f"--source={source}", f"--tokenizer={tokenizer}", f"--to={to}", "--val_fraction=0.3", *words]
+    prepare(["--chat=True", "--block_size=63", *words])
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_and_what_is_learned_are_those_of_transformers(seed, folder, renderer):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -93,10 +98,8 @@ def test_tokens_of_the_template_need_not_be_special(renderer):
     forged = "<|im_" + FORGED
     ids, learned, _ = own([{"role": "user", "content": forged}, {"role": "assistant", "content": forged}])
     assert own.tokenizer.decode(ids[learned]) == forged + "<|im_end|>"
-    control = {
-        name: own.tokenizer.encode(name)[0] for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-    }
-    assert [ids.tolist().count(i) for i in control.values()] == [2, 2, 1]
+    control = [own.tokenizer.encode(name)[0] for name in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")]
+    assert [ids.tolist().count(i) for i in control] == [2, 2, 1]
 
 
 def test_one_character_that_is_a_special_token_is_text_in_a_message(folder):
@@ -303,16 +306,14 @@ def prepared(folder, tmp_path_factory):
     """A data set of 40 conversations."""
     there = tmp_path_factory.mktemp("chat")
     source = write(there / "a.jsonl", *({"messages": conversation(seed)} for seed in range(40)))
-    words = [f"--source={source}", f"--tokenizer={folder}", f"--to={there}", "--block_size=63"]
-    prepare([*words, "--chat=True", "--val_fraction=0.3"])
+    prepare_chat(source, folder, there)
     return there
 
 
 def test_a_column_of_parquet_is_read_as_lines_of_json_are(prepared, folder, tmp_path):
     rows = pa.table({"messages": [conversation(seed) for seed in range(40)], "score": [1.0] * 40})
     pq.write_table(rows, tmp_path / "a.parquet")
-    words = [f"--source={tmp_path}/a.parquet", f"--tokenizer={folder}", f"--to={tmp_path}", "--block_size=63"]
-    prepare([*words, "--chat=True", "--val_fraction=0.3"])
+    prepare_chat(tmp_path / "a.parquet", folder, tmp_path)
     for name in ("train.bin", "val.learned.bin"):
         assert (tmp_path / name).read_bytes() == (prepared / name).read_bytes()
 
@@ -364,8 +365,7 @@ def test_the_hash_of_a_split_is_also_of_what_is_learned(prepared, folder, tmp_pa
             "{%- endif -%}\n{{- '\\n' -}}", "{%- endgeneration -%}{%- endif -%}\n{{- '\\n' -}}"
         )
     )
-    words = [f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}", "--block_size=63"]
-    prepare([*words, "--chat=True", "--val_fraction=0.3", f"--template={tmp_path}/all.jinja"])
+    prepare_chat(source, folder, tmp_path, f"--template={tmp_path}/all.jinja")
     assert (tmp_path / "train.bin").read_bytes() == (prepared / "train.bin").read_bytes()
     assert load_meta(str(tmp_path)).sha256 != load_meta(str(prepared)).sha256
 
@@ -389,8 +389,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
 )
 def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
     source = write(tmp_path / "a.jsonl", {"messages": [USER, ANSWER]}, "", line)
-    words = ["--chat=True", f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}/chat"]
-    assert says in refusal(prepare, words)
+    assert says in refusal(prepare_chat, source, folder, tmp_path / "chat")
     assert not (tmp_path / "chat").exists()
 
 
@@ -420,7 +419,6 @@ def test_what_does_not_suit_is_one_line(words, says, folder, tmp_path):
         files[name] = str(tmp_path / f"{name}{dict(text='.txt', char='.json').get(name, '.jinja')}")
         Path(files[name]).write_text(text)
     source = write(tmp_path / "a.jsonl", *({"messages": conversation(seed)} for seed in range(20)))
-    default = ["--chat=True", f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}/chat"]
-    words = ["--val_fraction=0.3", *(word.format(**files) for word in words)]
-    assert says in refusal(prepare, [*default, *words])
+    words = [word.format(**files) for word in words]
+    assert says in refusal(prepare_chat, source, folder, tmp_path / "chat", *words)
     assert not (tmp_path / "chat").exists()

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from config.options import Options
-from hub.weights import FAMILIES, Pretrained, open_pretrained
+from hub.weights import FAMILIES, Pretrained, locate, open_pretrained
 from model import GPT, GPTConfig
 from parallel.mesh import make_mesh, with_shardings
 from tests.damage import answers
-from tests.helpers import assert_same_bits, error_line, refusal, run_python
+from tests.helpers import assert_same_bits, refusal
 from tests.reference import CONFIGS, as_gpt, random_reference
 from training.state import model_config, shape_options, state_shapes
 
@@ -114,21 +114,6 @@ def test_openais_own_file_has_shorter_names_and_the_causal_masks(folder):
 
     change_tensors(folder, as_openai)
     assert_same_bits(load(folder), expected)
-
-
-def test_a_config_of_transformers_4_says_the_rotation_in_two_entries(tmp_path):
-    saved("llama 3", tmp_path)
-    expected = load(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text())
-    rope = values.pop("rope_parameters")
-    values |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    open_pretrained.cache_clear()
-    assert load(tmp_path).config == expected.config
-    values["rope_scaling"] = None
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    open_pretrained.cache_clear()
-    assert load(tmp_path).config == replace(expected.config, rope_scaling=1.0)
 
 
 def test_rotation_and_other_entries_of_one_name_are_told_apart():
@@ -355,24 +340,9 @@ def test_a_causal_that_is_null_is_causal_as_in_transformers(name, tmp_path):
     assert_logits(load(tmp_path), *logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval()))
 
 
-LOCATE = """
-import sys
-from contextlib import suppress
-from common.errors import command
-from hub.weights import locate
-
-for name in sys.argv[1:]:
-    print("====", file=sys.stderr)
-    with suppress(SystemExit):
-        command(lambda argv: locate(name))
-"""
-
-
-def test_the_hub_without_a_network_is_one_line(tmp_path):
-    """In a process of its own: the hub's library reads these variables once."""
-    repositories = {"gpt2-xl": "openai-community/gpt2-xl", "some/model": "some/model"}
-    done = run_python("-c", LOCATE, *repositories, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-    for (name, repository), said in zip(repositories.items(), done.stderr.split("====\n")[1:], strict=True):
-        text = error_line(said)
-        assert f"init_from={name}: there is no such folder, and {repository} cannot be downloaded" in text
-        assert "HF_HUB_OFFLINE=0" in text and len(text) < 400
+@pytest.mark.parametrize("name, repository", [("gpt2-xl", "openai-community/gpt2-xl"), ("some/model",) * 2])
+def test_the_hub_without_a_network_is_one_line(name, repository, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    text = refusal(locate, name)
+    assert f"init_from={name}: there is no such folder, and {repository} cannot be downloaded" in text
+    assert "HF_HUB_OFFLINE=0" in text and len(text) < 400
