@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common.command_line import Name, given
 from common.errors import UserError, command
-from common.files import decode_text
+from common.files import decode_text, refusing
 from data.dataset import dataset_dir
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
@@ -47,17 +47,14 @@ def prepare(folder: Path, source: str | None = None) -> None:
 def read_text(source: str | None) -> str:
     """Read the text at a path or URL (None: tiny Shakespeare's). Raises UserError."""
     where = source or URL
-    try:
+    advice = "give a file by --source=<path>, or many to data/prepare.py; config/quickstart.py needs none"
+    errors = OSError, http.client.HTTPException, ValueError  # URLError and time-outs are OSErrors
+    with refusing(f"{where}: cannot be read", advice, *errors):
         if where.startswith(("http://", "https://")):
             with urllib.request.urlopen(where, timeout=TIMEOUT) as response:
                 content = response.read()
         else:
             content = Path(where).read_bytes()
-    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
-        raise UserError(
-            f"{where}: cannot be read ({error}): give data/<data set>/prepare.py a copy with "
-            "--source=<path>, or data/prepare.py several files; config/quickstart.py needs no network"
-        ) from None
     text = decode_text(content, where)
     if source is None and hashlib.sha256(content).hexdigest() != SHA256:
         raise UserError(f"{URL}: not tiny Shakespeare (sha256 differs): give a copy with --source=<path>")

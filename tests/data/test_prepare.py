@@ -123,7 +123,7 @@ def test_a_text_in_another_encoding_is_named_with_the_place_and_what_to_do(tmp_p
 
 def test_a_folder_is_told_which_prepare_py_takes_it(tmp_path):
     said = refusal(shakespeare_char.prepare, tmp_path / "set", str(tmp_path))
-    assert said.startswith(f"{tmp_path}: cannot be read (") and "data/prepare.py several files" in said
+    assert said.startswith(f"{tmp_path}: cannot be read (") and "many to data/prepare.py" in said
 
 
 def test_a_url_is_a_source_too(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from model import GPT, GPTConfig
 from parallel.mesh import make_mesh, with_shardings
 from tests.damage import answers
 from tests.helpers import assert_same_bits, refusal
-from tests.reference import CONFIGS, as_gpt, random_reference
+from tests.reference import CONFIGS, NAMES, as_gpt, random_reference
 from training.state import model_config, shape_options, state_shapes
 
 
