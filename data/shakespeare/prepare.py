@@ -8,37 +8,29 @@ text is prepared in the same way.
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from common.command_line import Name, given
+from common.command_line import Name
 from common.errors import command
 from data.dataset import dataset_dir
-from data.shakespeare_char.prepare import URL, TextOptions, read_text
-from data.writer import load_tokenizer, write_text
+from data.shakespeare_char import prepare as characters
 
 
 @dataclass(frozen=True)
-class TokenOptions(TextOptions):
+class TokenOptions(characters.TextOptions):
     program: ClassVar[str] = "data/shakespeare/prepare.py"
     purpose: ClassVar[str] = "Prepare tiny Shakespeare, or another text, in GPT-2's tokens or others."
 
     to: Name = str(dataset_dir("shakespeare"))  # folder of the data set
-    tokenizer: Name = "gpt2"  # tiktoken's name for it, or a tokenizer.json
+    tokenizer: Name | None = "gpt2"  # tiktoken's name for it, or a tokenizer.json; None: characters
 
 
-def prepare(folder: Path, source: str | None = None, tokenizer: str = "gpt2") -> None:
-    text = read_text(source)
-    summary = write_text(folder, text, load_tokenizer(tokenizer), source or URL)
-    print(f"{folder}: {len(text):,} characters, {summary}")
-
-
-def main(argv: list[str]) -> None:
-    options = TokenOptions(**given(argv, TokenOptions))
-    prepare(Path(options.to), options.source, options.tokenizer)
-
+prepare = partial(characters.prepare, tokenizer="gpt2")
+main = partial(characters.main, options=TokenOptions)
 
 if __name__ == "__main__":
     command(main)

@@ -21,7 +21,7 @@ from common.errors import UserError, command
 from common.files import decode_text, refusing
 from data.dataset import dataset_dir
 from data.tokenizer import CharTokenizer
-from data.writer import write_text
+from data.writer import load_tokenizer, write_text
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -35,13 +35,14 @@ class TextOptions:
 
     source: Name | None = None  # a UTF-8 text's path or URL; None: tiny Shakespeare is downloaded
     to: Name = str(dataset_dir("shakespeare_char"))  # folder of the data set
+    tokenizer: Name | None = None  # tiktoken's name for it, or a tokenizer.json; None: characters
 
 
-def prepare(folder: Path, source: str | None = None) -> None:
+def prepare(folder: Path, source: str | None = None, tokenizer: str | None = None) -> None:
     text = read_text(source)
-    tokenizer = CharTokenizer("".join(sorted(set(text))))
-    summary = write_text(folder, text, tokenizer, source or URL)
-    print(f"{folder}: {len(text):,} characters, {tokenizer.vocab_size} symbols, {summary}")
+    found = load_tokenizer(tokenizer) if tokenizer else CharTokenizer("".join(sorted(set(text))))
+    summary = write_text(folder, text, found, source or URL)
+    print(f"{folder}: {len(text):,} characters, a vocabulary of {found.vocab_size:,}, {summary}")
 
 
 def read_text(source: str | None) -> str:
@@ -63,9 +64,9 @@ def read_text(source: str | None) -> str:
     return text
 
 
-def main(argv: list[str]) -> None:
-    options = TextOptions(**given(argv, TextOptions))
-    prepare(Path(options.to), options.source)
+def main(argv: list[str], options: type[TextOptions] = TextOptions) -> None:
+    chosen = options(**given(argv, options))
+    prepare(Path(chosen.to), chosen.source, chosen.tokenizer)
 
 
 if __name__ == "__main__":

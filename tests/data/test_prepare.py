@@ -99,7 +99,7 @@ def test_a_text_is_read_as_nanogpt_reads_it_in_text_mode(tmp_path, tokenizer_jso
     expected = path.open("r", encoding="utf-8-sig").read()
     shakespeare_char.prepare(tmp_path / "set", str(path))
     assert text_of(tmp_path / "set") == expected == "a\nb\nc\nà"
-    shakespeare.prepare(tmp_path / "tokens", str(path), str(tokenizer_json))
+    shakespeare.prepare(tmp_path / "tokens", str(path), tokenizer=str(tokenizer_json))
     assert text_of(tmp_path / "tokens") == expected
 
 
@@ -178,7 +178,7 @@ def test_another_text_goes_where_to_says_and_a_missing_folder_or_source_is_named
 def test_shakespeare_in_tokens_is_split_by_characters_as_nanogpt_does(tmp_path, tokenizer_json, capsys):
     text = "Of all the other things\nthat there are, the theatre is the most thorough.\n" * 20
     (tmp_path / "input.txt").write_text(text)
-    shakespeare.prepare(tmp_path / "set", str(tmp_path / "input.txt"), str(tokenizer_json))
+    shakespeare.prepare(tmp_path / "set", str(tmp_path / "input.txt"), tokenizer=str(tokenizer_json))
     meta, train, val = read(tmp_path / "set")
     tokenizer = load_tokenizer(str(tokenizer_json))
     cut = int(0.9 * len(text))

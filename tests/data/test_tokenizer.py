@@ -1,11 +1,12 @@
 """Tokenizers: there and back, what they refuse, and text that streams."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import requests
 import tiktoken
-from tiktoken_ext.openai_public import r50k_pat_str
 
 from common.errors import UserError
 from data.tokenizer import (
@@ -102,12 +103,9 @@ def test_a_character_outside_the_vocabulary_is_named():
     with pytest.raises(UserError) as error:
         CharTokenizer("bc").encode("bcéb")
     assert "lacks 'é'" in str(error.value)
-
-
-@pytest.mark.parametrize("symbols", ["", "aba", "a\ud800"])
-def test_symbols_must_be_there_valid_and_differ(symbols):
-    with pytest.raises(ValueError, match="valid characters"):
-        CharTokenizer(symbols)
+    for symbols in ("", "aba", "a\ud800"):  # they must be there, valid and different
+        with pytest.raises(ValueError, match="valid characters"):
+            CharTokenizer(symbols)
 
 
 def test_of_tiktokens_special_tokens_only_end_of_text_is_known(byte_pairs):
@@ -129,29 +127,12 @@ def test_end_of_text_is_tiktokens_and_needs_no_files(monkeypatch):
         assert end_of_text(description) is None
 
 
-def test_an_encoding_that_is_unknown_or_offline_says_what_to_do(monkeypatch, tmp_path):
+def test_an_encoding_that_is_unknown_or_offline_says_what_to_do(monkeypatch):
     with pytest.raises(UserError, match="'gpt-2'.*choose a tokenizer.json"):
         TiktokenTokenizer("gpt-2")
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens on this port
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
+    monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=requests.ConnectionError("no route")))
+    with pytest.raises(UserError, match=r"\(no route\).*TIKTOKEN_CACHE_DIR"):
         TiktokenTokenizer("gpt2")
-
-
-def test_spaces_that_gpt2s_regular_expression_cannot_split_are_one_line(monkeypatch):
-    encoding = tiktoken.Encoding(
-        "gpt2",
-        pat_str=r50k_pat_str,
-        mergeable_ranks={bytes([i]): i for i in range(256)},
-        special_tokens={"<|endoftext|>": 300},
-    )
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
-    with pytest.raises(UserError, match="the text ' .* cannot be encoded .*backtracking"):
-        TiktokenTokenizer("gpt2").encode(" " * 1_000_000 + "a")
 
 
 # A Hugging Face tokenizer.json
@@ -176,12 +157,11 @@ def test_a_missing_or_garbled_tokenizer_json_is_named(tmp_path, content):
 @pytest.mark.parametrize(
     "description",
     [
-        *({}, [], "gpt2", {"type": "char"}, {"type": "word", "name": "x"}),
-        *({"type": "char", "symbols": ["a"]}, {"type": ["char"], "symbols": "a"}),
+        *({}, "gpt2", {"type": "char", "symbols": ["a"]}, {"type": ["char"], "symbols": "a"}),
         *({"type": "tiktoken", "name": 3}, {"type": "tokenizers", "json": None}),
-        *({"type": "tiktoken", "name": "gpt2", "uses": uses} for uses in (3, [], {"eos_token_id": 1})),
+        *({"type": "tiktoken", "name": "gpt2", "uses": uses} for uses in (3, {"eos_token_id": 1})),
         {"type": "tiktoken", "name": "gpt2", "uses": {"special_tokens": {"tokenizer_file": "/etc/passwd"}}},
-        *({"type": "tokenizers", "json": text} for text in ("", "[]", "[" * 10_000, '{"added_tokens": [3]}')),
+        *({"type": "tokenizers", "json": text} for text in ("[]", "[" * 10_000)),
     ],
 )
 def test_a_description_that_no_tokenizer_gave_is_refused(description):
