@@ -1,6 +1,7 @@
 """Documents to data sets: the tokens, the split, what a kill leaves and what the same command makes of it."""
 
 import json
+import os
 import re
 import runpy
 import sys
@@ -12,7 +13,6 @@ import numpy as np
 import pytest
 import tokenizers
 
-from common.errors import UserError
 from data import documents, sources
 from data.dataset import Batches, Dataset, load_meta
 from data.documents import begin_tokenizing, write_documents
@@ -114,57 +114,49 @@ def test_the_name_of_end_of_text_in_a_document_ends_nothing(tmp_path, write):
     assert stories(write(paths=[tmp_path / "odd.jsonl"])) == sorted(odd)
 
 
-# Killed
+# Stopped and killed
 
-# Ends as `kill -9` does, behind the `kill_at`-th file that got its name: a note of the progress, which each
-# batch leaves here, or at the end meta.json and the files of the splits.
-PROGRAM = """
-    import os, signal, sys
-    from pathlib import Path
-    from data import documents, sources
-    from data.writer import load_tokenizer
-    folder, source, tokenizer, kill_at = sys.argv[1:]
-    sources.BATCH, documents.GROUP = 2000, 1
-    named, rename = [], os.replace
+
+def test_a_stopped_command_goes_on_and_writes_what_it_would_have(tmp_path, write, monkeypatch, capsys):
+    """It is stopped behind a file that got its name: a note of the progress, meta.json or a split's file."""
+    monkeypatch.setattr(documents, "GROUP", 1)
+    named, rename, stop_at = [], os.replace, 0
+
     def replace(one, other):
         rename(one, other)
         named.append(other)
-        if len(named) == int(kill_at):
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.replace = replace
+        if len(named) == stop_at:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", replace)
+    expected, n = contents(write("whole")), len(named)
+    for stop_at in (1, n - len(expected), n - len(expected) + 1, n - 1):
+        named.clear()
+        with pytest.raises(KeyboardInterrupt):
+            write(str(stop_at))
+        folder, stop_at = tmp_path / str(stop_at), 0
+        assert not (folder / "train.bin").exists()
+        assert contents(write(folder.name)) == expected
+        assert "going on after" in capsys.readouterr().out
+
+
+KILLED = """
+    import os, signal, sys
+    from data import documents, prepare
+    documents.write_whole = lambda path, text: os.kill(os.getpid(), signal.SIGKILL)
     if __name__ == "__main__":
-        files = sources.Files([source])
-        documents.write_documents(Path(folder), files, load_tokenizer(tokenizer), 0.25, num_proc=2)
-        print(len(named))
+        prepare.prepare(sys.argv[1:])
 """
 
 
-def run_program(tmp_path, folder, source, tokenizer_json, kill_at):
-    """The program's end. It returns when all who could write to its output are gone, its workers as well."""
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PROGRAM))
-    words = [program, folder, source.paths[0], tokenizer_json, str(kill_at)]
-    return run_python(*words, PYTHONPATH=ROOT)
-
-
 @pytest.mark.slow
-def test_after_a_kill_the_same_command_writes_what_it_would_have(tmp_path, source, tokenizer_json):
-    whole = run_program(tmp_path, tmp_path / "whole", source, tokenizer_json, kill_at=0)
-    assert whole.returncode == 0, whole.stderr
-    expected = contents(tmp_path / "whole")
-    n_named = int(whole.stdout.splitlines()[-1])
-    n_noted = n_named - len(expected)  # what is named last is meta.json and the files of the splits
-    for kill_at in (1, n_noted, n_named - 1):
-        folder = tmp_path / str(kill_at)
-        killed = run_program(tmp_path, folder, source, tokenizer_json, kill_at)
-        assert killed.returncode == -9
-        assert not (folder / "train.bin").exists()
-        with pytest.raises(UserError):
-            Batches(Dataset(str(folder)).tokens("train"), 1, 8, 1)
-        again = run_program(tmp_path, folder, source, tokenizer_json, kill_at=0)
-        assert again.returncode == 0, again.stderr
-        assert "going on after" in again.stdout
-        assert contents(folder) == expected
+def test_after_a_kill_its_processes_end_and_the_same_command_goes_on(tmp_path, source, write, tokenizer_json):
+    (tmp_path / "program.py").write_text(textwrap.dedent(KILLED))
+    words = [f"--source={source.paths[0]}", f"--tokenizer={tokenizer_json}", f"--val_fraction={VAL}"]
+    words += [f"--to={tmp_path / 'set'}", "--num_proc=2"]
+    # It returns when all who could write to its output are gone, its workers as well.
+    assert run_python(tmp_path / "program.py", *words, PYTHONPATH=ROOT).returncode == -9
+    assert contents(write("set")) == contents(write("whole"))
 
 
 def test_another_command_does_not_go_on_with_what_a_stopped_one_left(tmp_path, source, write, monkeypatch):
