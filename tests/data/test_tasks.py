@@ -13,10 +13,10 @@ from data.tasks import TASKS, Question, main, mixed, questions
 from rewards.answers import is_right
 from tests.helpers import ROOT, refusal
 
-SPLITS = {"train": 1000, "val": 200, "test": 200}  # questions; for one that is tested, twenty are made
+SPLITS = {"train": 500, "val": 80, "test": 80}  # questions; for one that is tested, twenty are made
 
 
-def draw(task, split="train", n=300, *seed):
+def draw(task, split="train", n=100, *seed):
     return list(islice(questions(task, split, *(seed or (1,))), n))
 
 
@@ -91,7 +91,7 @@ def test_no_pair_of_numbers_is_added_in_training_and_tested():
         {frozenset(numbers(question.text)) for question in draw("add", split, n)}
         for split, n in SPLITS.items()
     )
-    assert len(tested) > 100 and not trained & tested
+    assert len(tested) > 40 and not trained & tested
 
 
 def test_a_seeds_questions_are_the_same_under_every_python():
@@ -110,7 +110,7 @@ def test_a_seeds_questions_are_the_same_under_every_python():
 
 
 def test_the_seed_decides():
-    assert draw("date") == draw("date") != draw("date", "train", 300, 2)
+    assert draw("date") == draw("date") != draw("date", "train", 100, 2)
     by_turns = list(islice(mixed(["add", "date"], "test", 5), 4))
     assert [question.task for question in by_turns] == ["add", "date", "add", "date"]
     from_the_third = islice(mixed(["add", "date", "order"], "test", 5, first=5), 4)

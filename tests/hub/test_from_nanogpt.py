@@ -90,8 +90,9 @@ def both_logits(folder, tokens):
 
 
 # With torch.compile, some versions saved a prefix.
-@pytest.mark.parametrize("prefix, bias", [("", True), ("_orig_mod.", False)])
-@pytest.mark.parametrize("options", [[], ["--mlp=gelu"]])
+@pytest.mark.parametrize(
+    "prefix, bias, options", [("", True, []), ("_orig_mod.", False, []), ("", False, ["--mlp=gelu"])]
+)
 def test_its_logits_are_nanogpts(tmp_path, bias, prefix, options):
     state = state_dict(bias)
     path = save(tmp_path, state, ARGS | {"bias": bias}, prefix)
