@@ -197,6 +197,10 @@ class JsonTokenizer(Tokenizer):
         mask = around.special_tokens_mask
         return around.ids[: mask.index(0) if 0 in mask else 0]
 
+    @functools.cached_property
+    def longest(self) -> int:
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def library(self, special: bool) -> Any:
         """Return the library's tokenizer, one for each way to read names of special tokens.
 

@@ -203,8 +203,7 @@ def read_messages(served: Served, messages: list[Message]) -> Int[np.ndarray, " 
 def check_length(served: Served, param: str, texts: list[str]) -> None:
     """Raise ApiError for what is too long however it is encoded, which may take minutes."""
     length, most = sum(map(len, texts)), served.model.config.block_size
-    too_many = len(texts) > max(AT_EASE // 100, most)
-    if too_many or (length > AT_EASE and length > most * served.tokenizer.longest):
+    if len(texts) > max(AT_EASE // 100, most) or length > max(AT_EASE, most * served.tokenizer.longest):
         raise too_long(served, param, f"have {length:,} characters in {len(texts):,} texts")
 
 
