@@ -315,7 +315,7 @@ def document_start(description: dict | None) -> int | None:
     return end_of_text(description) if start is None else start
 
 
-class Said(TypedDict, total=False):
+class Entries(TypedDict, total=False):
     """What a config.json or generation_config.json says of a tokenizer."""
 
     eos_token_id: int | list[int] | None
@@ -333,16 +333,16 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
         return None
     import transformers  # here, because it takes over a second
 
-    said, advice = {"config.json": Said(), "generation_config.json": Said()}, "mend or download it"
+    found, advice = {"config.json": Entries(), "generation_config.json": Entries()}, "mend or download it"
     for file in (*files, *filter(Path.is_file, [path / "config.json"])):
         with refusing(f"{file}: cannot be used", advice, ValueError):
-            if file.name in said:
-                said[file.name] = read_json(file, Said)
+            if file.name in found:
+                found[file.name] = read_json(file, Entries)
             elif file.suffix == ".json":
                 read_json(file, dict[str, Any])
             else:
                 file.read_bytes().decode()
-    config, ends = said["config.json"], said["generation_config.json"].get("eos_token_id")
+    config, ends = found["config.json"], found["generation_config.json"].get("eos_token_id")
     ends = config.pop("eos_token_id", None) if ends is None else ends
     with refusing(f"{files[0]}: cannot be used", advice, Exception), TemporaryDirectory() as copy:
         (Path(copy) / "config.json").write_text(json.dumps(config))

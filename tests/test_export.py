@@ -18,11 +18,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    pipeline,
 )
 
 import export
-import sample
 import train
 from common.errors import UserError, command
 from config.options import Options
@@ -243,20 +241,6 @@ def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, fa
 
 
 # --- its tokens and its chats -----------------------------------------------------------------------------
-
-
-def test_a_pipeline_continues_the_export_of_a_character_run_as_sample_does(tmp_path, capsys):
-    run = a_run(tmp_path / "run", replace(TINY, out_dir=str(tmp_path / "run"), **LLAMA))
-    folder = run_export(run, tmp_path / "to")
-    start = "PACK`MY`BOX"  # of the 65 characters from ! to a
-    theirs = pipeline("text-generation", str(folder))
-    with torch.no_grad():
-        text = theirs(start, max_new_tokens=5, do_sample=False)[0]["generated_text"]
-    assert text.startswith(start) and len(text) == len(start) + 5
-    capsys.readouterr()
-    asked = dict(out_dir=run, start=start, temperature=0, max_new_tokens=5, num_samples=1, device="cpu")
-    sample.main([f"--{name}={value}" for name, value in asked.items()])
-    assert capsys.readouterr().out == f"{text}\n{sample.SEPARATOR}\n"
 
 
 def test_characters_are_encoded_one_by_one_and_no_other_is_taken(tmp_path):

@@ -123,16 +123,14 @@ def test_a_forks_head_of_its_own_is_kept(tmp_path):
         np.testing.assert_allclose(found, nanogpt_logits(state, tokens), **CLOSE)
 
 
-@pytest.mark.parametrize("given", ["config", "option"])
 def test_its_tokenizer_is_that_of_the_data_set_whose_vocabulary_may_be_padded(
-    tmp_path, tokenizer_json, given, capsys
+    tmp_path, tokenizer_json, capsys
 ):
     tokenizer = load_tokenizer(str(tokenizer_json))
     write_dataset(tmp_path / "data", *2 * [tokenizer.encode("the theatre")], tokenizer, "a test")
     state, args = state_dict(False, 320), ARGS | {"vocab_size": 320}  # of 260
-    config = {"config": {"dataset": str(tmp_path / "data")}} if given == "config" else {}
-    option = [f"--dataset={tmp_path / 'data'}"] if given == "option" else []
-    from_nanogpt.main([save(tmp_path, state, args, **config), f"--to={tmp_path / 'gpt'}", *option])
+    path = save(tmp_path, state, args, config={"dataset": str(tmp_path / "data")})
+    from_nanogpt.main([path, f"--to={tmp_path / 'gpt'}"])
     assert capsys.readouterr().out == f"sample from it: python sample.py --init_from={tmp_path / 'gpt'}\n"
     options = ["--start=the the", "--num_samples=1", "--max_new_tokens=5", "--temperature=0", "--device=cpu"]
     sample.main([f"--init_from={tmp_path / 'gpt'}", *options])

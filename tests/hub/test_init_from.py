@@ -1,9 +1,7 @@
 """train.py and sample.py from weights in Hugging Face's format: `--init_from=<a folder>`."""
 
 import json
-from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -12,12 +10,9 @@ from transformers import AutoTokenizer
 import evaluate
 import sample
 import train
-from config.options import Options
 from data.prepare import prepare
 from model import GPTConfig
-from parallel.mesh import make_mesh
 from runs.load import load_run
-from runs.start import choose_config, open_dataset
 from tests.helpers import losses, named_arrays, refusal
 from tests.pretrained import END, START, library_tokenizer, save_gpt2, save_llama, save_tokenizer
 from tests.reference import as_gpt, gpt2, random_reference
@@ -101,18 +96,6 @@ def test_data_with_more_tokens_than_the_model_knows_are_refused(command_line, tm
     gpt2(GPTConfig(vocab_size=27, **shape)).save_pretrained(tmp_path / "small")
     text = refusal(train.main, command_line(tmp_path / "out", init_from=tmp_path / "small"))
     assert "has a vocabulary of 28 tokens, and the model one of 27" in text
-
-
-def test_nanogpts_padded_vocabulary_fits_gpt2(tmp_path):
-    for split in ("train", "val"):  # of nanoGPT, without a meta.json: GPT-2's 50257 tokens, padded to 50304
-        np.arange(100, dtype="<u2").tofile(tmp_path / f"{split}.bin")
-    options = replace(Options(), dataset=str(tmp_path), batch_size=8)
-    with jax.set_mesh(make_mesh("data:1")):
-        for vocab_size, expected in ((None, 50304), (50257, 50257), (50256, 50256)):
-            asked = replace(options, vocab_size=vocab_size)
-            meta = open_dataset(asked).meta
-            assert choose_config(asked, meta).vocab_size == expected
-            assert (meta.tokenizer is None) == (expected == 50256)  # too few to be GPT-2's
 
 
 def test_sample_continues_as_generate_does_with_the_token_that_begins_a_text(tmp_path, capsys):
