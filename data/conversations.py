@@ -78,7 +78,7 @@ class Renderer:
                 "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja, "
                 "and train on the conversations that it writes"
             )
-        from transformers.utils.chat_template_utils import _compile_jinja_template
+        from transformers.utils.chat_template_utils import _compile_jinja_template  # the public one renders
 
         # Any error, also of its constants, which are computed here. To render it may take for ever.
         with refusing("the chat template cannot be compiled", "mend it", Exception):
@@ -119,8 +119,8 @@ class Renderer:
     def prompt(self, messages: Messages) -> Int32[np.ndarray, " n"]:
         """Return the tokens after which the assistant answers, and with which the answered one begins."""
         ids = self.encode(messages, add_generation_prompt=True).ids
-        begun = self.learned_start in (None, ids[0])  # the template may write it itself
-        return ids if begun else np.insert(ids, 0, self.learned_start)
+        begins = self.learned_start in (None, ids[0])  # the template may write it itself
+        return ids if begins else np.insert(ids, 0, self.learned_start)
 
     def encode(self, messages: Messages, **settings: bool) -> Rendered:
         """Return the tokens that the template makes of messages. Raises UserError."""

@@ -121,7 +121,7 @@ def write_tokens(
                 bar.update(count)
     except BrokenProcessPool:
         why = "a process that tokenizes was killed, perhaps for want of memory"
-        raise UserError(f"{why}: go on by the same command with less than --num_proc={num_proc}") from None
+        raise UserError(f"{why}: go on by the same command with fewer than --num_proc={num_proc}") from None
 
 
 def take_documents(limit: int | None, done: int, batches: Iterator[DocumentBatch]) -> Iterator[DocumentBatch]:

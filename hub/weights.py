@@ -295,7 +295,7 @@ def locate(name: str) -> Path:
     """Find the folder that `--init_from=<name>` means, or download it. Raises UserError."""
     if os.path.isdir(folder := os.path.expanduser(name)):
         return Path(folder)
-    from huggingface_hub import snapshot_download  # here, because it takes long and a folder needs it not
+    from huggingface_hub import snapshot_download  # here: it takes long, and a folder does not need it
 
     repository = f"openai-community/{name}" if name in OPENAI else name
     what = f"init_from={name}: there is no such folder, and {repository} cannot be downloaded from the hub"
@@ -306,7 +306,8 @@ def locate(name: str) -> Path:
         folder = Path(snapshot_download(repository, allow_patterns=FILES))
         if (folder / "model.safetensors").is_file() or not (folder / INDEX).is_file():
             return folder
-        return Path(snapshot_download(repository, allow_patterns=[*FILES, *read_index(folder).values()]))
+        shards = set(read_index(folder).values())
+        return Path(snapshot_download(repository, allow_patterns=[*FILES, *shards]))
 
 
 @cache
