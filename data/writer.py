@@ -29,15 +29,16 @@ def load_tokenizer(name: str) -> Tokenizer:
     return from_json(description)
 
 
-def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> str:
-    """Write a text as a data set, the first 90% of it for training. Return words for a summary."""
+def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> None:
+    """Write a text as a data set, the first 90% of it for training, and print how much there is."""
     cut = int(0.9 * len(text))
     parts = text[:cut], text[cut:]
     with refusing(source, "give another text or tokenizer", UserError):
         train, val = (tokenizer.encode(part, special=False, add_special_tokens=True) for part in parts)
         counted = {split: count_bytes(tokenizer, part) for split, part in zip(SPLITS, parts, strict=True)}
     write_dataset(folder, train, val, tokenizer, source, bytes=counted)
-    return f"{len(train):,} train and {len(val):,} validation tokens"
+    about = f"{len(text):,} characters, {tokenizer.vocab_size:,} symbols"
+    print(f"{folder}: {about}, {len(train):,} train and {len(val):,} validation tokens")
 
 
 def write_dataset(

@@ -39,8 +39,7 @@ def prepare(folder: Path) -> None:
         raise UserError(f"{TEXT}: missing or damaged: take the file from the repository again")
     text = gzip.decompress(content).decode()
     tokenizer = CharTokenizer("".join(sorted(set(text))))
-    summary = write_text(folder, text, tokenizer, "nanoJAXGPT's book and code, commit 921bf16")
-    print(f"{folder}: {len(text):,} characters, {tokenizer.vocab_size} symbols, {summary}")
+    write_text(folder, text, tokenizer, "nanoJAXGPT's book and code, commit 921bf16")
 
 
 def main(argv: list[str]) -> None:

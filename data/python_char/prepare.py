@@ -39,9 +39,8 @@ def prepare(folder: Path) -> None:
     text = text.replace("\t", "    ")
     kept = re.sub(r"[^\n -~]", "", text)
     source = f"{len(files)} top-level *.py of Python {platform.python_version()}'s standard library"
-    summary = write_text(folder, kept, CharTokenizer(SYMBOLS), source)
-    dropped = f"({len(text) - len(kept):,} dropped)"
-    print(f"{folder}: {source}, {len(kept):,} characters {dropped}, {len(SYMBOLS)} symbols, {summary}")
+    print(f"{source}, without {len(text) - len(kept):,} characters that are not printable ASCII")
+    write_text(folder, kept, CharTokenizer(SYMBOLS), source)
 
 
 def main(argv: list[str]) -> None:

@@ -41,8 +41,7 @@ class TextOptions:
 def prepare(folder: Path, source: str | None = None, tokenizer: str | None = None) -> None:
     text = read_text(source)
     found = load_tokenizer(tokenizer) if tokenizer else CharTokenizer("".join(sorted(set(text))))
-    summary = write_text(folder, text, found, source or URL)
-    print(f"{folder}: {len(text):,} characters, a vocabulary of {found.vocab_size:,}, {summary}")
+    write_text(folder, text, found, source or URL)
 
 
 def read_text(source: str | None) -> str:

@@ -74,7 +74,7 @@ def test_python_keeps_printable_ascii_in_the_order_of_file_names(tmp_path, monke
     assert meta["tokenizer"]["symbols"] == "\n" + "".join(sorted(set(string.printable) - set("\n\t\r\v\f")))
     assert (len(train), len(val)) == (15, 2)
     printed = capsys.readouterr().out
-    for words in ("2 top-level *.py of Python", "17 characters (2 dropped)", "15 train and 2 validation"):
+    for words in ("2 top-level *.py of Python", "without 2 characters", "15 train and 2 validation"):
         assert words in printed
 
 
