@@ -34,8 +34,9 @@ def spans(tokenizer: Tokenizer, text: str, ids: Int32[np.ndarray, " T"], special
     if isinstance(tokenizer, JsonTokenizer):
         return tokenizer.library(special).encode(text, add_special_tokens=False).offsets
     character = np.repeat(np.arange(len(text)), [len(symbol.encode()) for symbol in text])  # of each byte
-    ends = np.cumsum([len(tokenizer.bytes_of(token)) for token in ids.tolist()], dtype=int)
-    begins = np.append(0, ends[:-1])
+    lengths = np.array([len(tokenizer.bytes_of(token)) for token in ids.tolist()], int)
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
     # A token that holds a part of a character spans all of it.
     return np.stack([character[begins], character[ends - 1] + 1], axis=-1)
 

@@ -76,6 +76,11 @@ def test_python_keeps_printable_ascii_in_the_order_of_file_names(tmp_path, capsy
         assert words in printed
 
 
+def test_a_folder_without_python_files_is_one_line(tmp_path):
+    assert "no tokens for train.bin" in refusal(python_char.prepare, tmp_path / "set", str(tmp_path))
+    assert not (tmp_path / "set").exists()
+
+
 def test_shakespeare_is_split_as_nanogpt_does(tmp_path, capsys):
     symbols = "\n !$&',-.3:;?" + string.ascii_uppercase + string.ascii_lowercase
     text = (symbols * 17160)[:1_115_394]
