@@ -122,6 +122,14 @@ def test_rotation_and_other_entries_of_one_name_are_told_apart():
     assert found == replace(FAMILIES["llama"].read_config({}), rope_theta=5e5)
 
 
+def test_a_config_of_transformers_4_says_the_rotation_in_two_entries():
+    read, rope = FAMILIES["llama"].read_config, {x: y for x, y in LLAMA3.items() if x != "rope_theta"}
+    found = read(dict(rope_theta=5e5, rope_scaling=rope))
+    assert found == read(dict(rope_parameters=LLAMA3 | dict(rope_theta=5e5)))
+    assert (found.rope_theta, found.rope_scaling) == (5e5, 8.0)
+    assert read(dict(rope_theta=5e5, rope_scaling=None)) == replace(found, rope_scaling=1.0)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
 def test_what_a_config_leaves_out_is_as_in_transformers(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
