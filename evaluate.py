@@ -11,7 +11,8 @@ the very beginning, each token is predicted from at least block_size - stride to
 conversations, the tokens that are learned are predicted, each from its own row.
 
 With --tasks each model answers the same questions, greedily and sampled at temperature 1. A share of right
-answers has Wilson's 95% interval.
+answers has Wilson's 95% interval. McNemar's exact test compares each other model with the first, by the
+questions that only one of the two answers rightly.
 """
 
 from common.errors import command  # isort: split
@@ -28,7 +29,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from scipy.stats import binomtest
 from tqdm import tqdm
 
@@ -40,11 +41,11 @@ from data.dataset import Batches, Dataset, Meta, TokenFile, prepare_if_missing
 from data.spans import document_bytes
 from data.tasks import Question, named_tasks, questions
 from data.tokenizer import document_start, end_of_text, same_tokens
-from generation.sampling import GREEDY, PLAIN
+from generation.sampling import GREEDY, PLAIN, Settings
 from model import GPT
 from parallel.machines import on_devices, on_process_0
 from parallel.mesh import batch_shape, check_fit, distribute
-from rewards.answers import Sampler, draw, is_right
+from rewards.answers import Sampler
 from runs.checkpoint import latest_manifest
 from runs.load import is_run, load_model, tokenizer_of
 
@@ -91,26 +92,21 @@ def main(argv: list[str]) -> None:
 
 
 def evaluate_on_text(options: EvaluateOptions) -> dict[str, Any]:
-    """Load the model, and evaluate it on the split. Raises UserError."""
+    """Print and return the mean loss over the split, and figures derived from it. Raises UserError."""
     model, tokenizer = load_model(options)
     most = model.config.block_size
     T = options.block_size or most
+    stride = options.stride or max(1, T // 2)
     if T > most:
         raise UserError(f"--block_size is {T}, but the model reads {most}: give 1 to {most}")
-    check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
-    return evaluate_split(model, tokenizer, options, T)
-
-
-def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions, T: int) -> dict[str, Any]:
-    """Print and return the mean loss over the split, and figures derived from it. Raises UserError."""
-    stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
+    check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
     name, dataset = find_dataset(tokenizer, model.config.vocab_size, options)
     batches = Batches(dataset.tokens(options.split), options.batch_size, T, seed=0)  # the seed is not used
-    if not options.add_special_tokens and (start := document_start(tokenizer)) != end_of_text(tokenizer):
-        batches.tokens.ids = batches.tokens.ids[batches.tokens.ids != start]
     tokens = batches.tokens
+    if not options.add_special_tokens and (start := document_start(tokenizer)) != end_of_text(tokenizer):
+        tokens.ids = tokens.ids[tokens.ids != start]
     n = len(tokens) - 1 if tokens.learned is None else int(tokens.learned.sum())
     nats, seconds = score(model, batches, stride)
     loss = float(nats.sum(dtype=np.float64) / n)
@@ -120,14 +116,20 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     unknown = "no bits per byte: the data set does not say how many its text has"
     in_bits = f"{per_byte:.4f} bits per byte" if per_byte else unknown
     print(f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, {in_bits}")
-    where = (
-        f"in windows of {T} that begin {stride} apart" if tokens.row is None else f"learned, in rows of {T}"
-    )
+    windows = f"in windows of {T} that begin {stride} apart"
+    where = windows if tokens.row is None else f"learned, in rows of {T}"
     print(f"{n:,} tokens, {where}, {n / seconds:,.0f} tokens/s")
     return {
-        **{"dataset": name, "split": options.split, "block_size": T, "stride": stride},
-        **{"tokens": n, "bytes": n_bytes, "loss": loss, "perplexity": perplexity},
-        **{"bits_per_byte": per_byte, "tokens_per_second": n / seconds},
+        "dataset": name,
+        "split": options.split,
+        "block_size": T,
+        "stride": stride,
+        "tokens": n,
+        "bytes": n_bytes,
+        "loss": loss,
+        "perplexity": perplexity,
+        "bits_per_byte": per_byte,
+        "tokens_per_second": n / seconds,
     }
 
 
@@ -185,6 +187,8 @@ def find_dataset(tokenizer: dict | None, V: int, options: EvaluateOptions) -> tu
 
 # Answers to questions
 
+Right = dict[str, Bool[np.ndarray, " N"]]  # which answers are, greedy ones and sampled ones
+
 
 def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
     """Print and return each model's shares of right answers, by task. Raises UserError."""
@@ -192,36 +196,47 @@ def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
         raise UserError("--tasks is answered on one device: give --mesh=data:1")
     tasks = named_tasks(options.tasks)
     asked = {task: list(islice(questions(task, "test", 0), options.questions)) for task in tasks}
-    own = options.out_dir if options.init_from == "resume" else options.init_from
-    results = {}
-    for name in [own, *(options.beside.split(",") if options.beside else [])]:
+    first = options.out_dir if options.init_from == "resume" else options.init_from
+    sources = {first: options}
+    for name in options.beside.split(",") if options.beside else []:
         source = dict(init_from="resume", out_dir=name) if is_run(name) else dict(init_from=name)
-        chosen = {} if name == own else {"checkpoint": "last"}
-        model, description = load_model(replace(options, **source, **chosen))
-        tokenizer = tokenizer_of(description, name, name)
-        sampler = Sampler(tokenizer, options.max_new_tokens, pretrained=not is_run(name))
-        results[name] = {task: shares(model, each, sampler) for task, each in asked.items()}
+        sources.setdefault(name, replace(options, checkpoint="last", **source))
+    right = {name: right_answers(source, asked) for name, source in sources.items()}
+    models = {name: {task: {} for task in tasks} for name in sources}
     for how in ("greedy", "sampled"):
         print(f"{how}: right of {options.questions} held-out questions of each task")
         for task in tasks:
-            each = (f"{name} {percent(result[task][how])}" for name, result in results.items())
-            print(f"  {task:10}" + "   ".join(each))
-    return {"questions": options.questions, "models": results}
+            shown = []
+            for name, of_model in right.items():
+                found = compare(of_model[task][how], right[first][task][how])
+                models[name][task][how] = found
+                share, low, high = (100 * x for x in found[:3])
+                beside = "" if name == first else f" p={found[3]:.2g}"
+                shown.append(f"{name} {share:5.1f}% ({low:.1f} to {high:.1f}){beside}")
+            print(f"  {task:10}" + "   ".join(shown))
+    return {"questions": options.questions, "models": models}
 
 
-def shares(model: GPT, asked: list[Question], sampler: Sampler) -> dict[str, list[float]]:
-    """Return the share of right answers, and its 95% interval's ends."""
-    found = {}
-    for how, settings in (("greedy", GREEDY), ("sampled", PLAIN)):
-        right = draw(model, asked, jax.random.key(0), sampler, is_right, settings).rewards
-        interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-        found[how] = [right.mean(), interval.low, interval.high]
-    return found
+def right_answers(source: EvaluateOptions, asked: dict[str, list[Question]]) -> dict[str, Right]:
+    """Answer each task's questions with the model that the options name."""
+    model, description = load_model(source)
+    tokenizer = tokenizer_of(description, source.init_from, source.out_dir)
+    sampler = Sampler(tokenizer, source.max_new_tokens, pretrained=source.init_from != "resume")
+
+    def right(each: list[Question], settings: Settings) -> np.ndarray:
+        return np.array([answer.reward == 1 for answer in sampler(model, each, jax.random.key(0), settings)])
+
+    return {
+        task: {"greedy": right(each, GREEDY), "sampled": right(each, PLAIN)} for task, each in asked.items()
+    }
 
 
-def percent(share: list[float]) -> str:
-    found, low, high = (100 * x for x in share)
-    return f"{found:5.1f}% ({low:.1f} to {high:.1f})"
+def compare(right: Bool[np.ndarray, " N"], first: Bool[np.ndarray, " N"]) -> list[float]:
+    """Return the share of right answers, its interval's ends, and p of McNemar's test beside the first."""
+    interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+    only, only_first = int((right & ~first).sum()), int((first & ~right).sum())
+    p = binomtest(only, only + only_first).pvalue if only + only_first else 1.0
+    return [right.mean(), interval.low, interval.high, p]
 
 
 if __name__ == "__main__":

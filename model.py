@@ -39,7 +39,7 @@ Positions = Int[Array | np.ndarray, "_ T"]
 DropoutKey = Shaped[PRNGKeyArray, "*B"] | None
 LayerKeys = Shaped[PRNGKeyArray, "L *B"] | None
 # attend(q, k, v, key) rotates q and k, and calls `attention`. The model makes one for all its blocks.
-# generation/cache.py makes another, which remembers keys and values.
+# generation/decode.py makes another, which remembers keys and values.
 Attend = Callable[..., Queries]
 
 

@@ -22,22 +22,26 @@ from common.errors import command  # isort: split
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import jax
+
 from common.command_line import refuse_unused, take_options
+from common.files import write_whole
 from config.options import Options, parse_options
 from parallel.machines import on_devices
-from rewards.answers import Reward, Sampler, load_reward
-from rewards.evaluation import describe, examine, keep_lines, rollouts
-from rewards.options import Kept, RewardOptions, check, kept_options, load_start
+from rewards.answers import Sampler, load_reward
+from rewards.evaluation import examine, rollouts, write_rollouts
+from rewards.options import Kept, RewardOptions, check, kept_options
 from rewards.policy import ask, take_step
 from runs.checkpoint import REWARD, saved_options
-from runs.load import tokenizer_of
-from runs.loop import Objective, run_loop
+from runs.load import changed, fingerprint, load_weights, tokenizer_of
+from runs.loop import Objective, describe, run_loop
 from runs.process import locked, stop_signals
 from runs.start import Run, open_run, shape_of_weights, starting_state
 from training.compute import for_inference
-from training.lora import merge
+from training.lora import merge, without_adapters
 
 ALL_ALIKE = "since the last evaluation all answers to a question had the same reward"
 
@@ -48,40 +52,40 @@ class Rewarded(Objective):
     score = REWARD
     unused = frozenset({"dropout", "eval_iters", "sampling", "pipeline_schedule", "virtual_stages"})
 
-    def __init__(self, run: Run, own: Kept, sampler: Sampler, reward: Reward):
-        self.options, self.own, self.sampler, self.reward = run.options, own, sampler, reward
-        self.begun = sampler.limit(for_inference(load_start(run, own), run.options.dtype))
-        self.shown = Path(run.options.out_dir, "rollouts.jsonl")
-
-    def begin(self, i, evaluated):
-        self.taught = not evaluated  # whether any answer since the last evaluation had an advantage
-        keep_lines(self.shown, i + evaluated)
+    def __init__(self, run: Run, own: Kept, sampler: Sampler):
+        self.options, self.sampler = run.options, sampler
+        self.out_dir = Path(run.options.out_dir)
+        start = load_weights(own.start, without_adapters(run.shapes.model))
+        if own.fingerprint not in ("", found := fingerprint(start)):
+            raise changed(f"{self.out_dir}: it began with", own.start)
+        self.own = replace(own, fingerprint=found)
+        self.begun = sampler.limit(for_inference(start, run.options.dtype))
+        self.taught = []  # of each step since the last evaluation, whether an answer had an advantage
 
     def batch(self, i, state):
         model = for_inference(merge(state.model), self.options.dtype)
-        return ask(model, i, self.options, self.own, self.sampler, self.reward)
+        key = jax.random.fold_in(jax.random.key(self.options.seed), i)
+        return self.sampler(model, ask(i, self.options, self.own), key)
 
     def tokens(self, batch):
-        return sum(len(answer.prompt) + len(answer.tokens) for answer in batch.answers)
+        return sum(len(answer.prompt) + len(answer.tokens) for answer in batch)
 
     def step(self, state, batch):
         state, report = take_step(state, batch, self.options, self.own, self.begun)
-        self.taught = self.taught or bool(report["weighted"] > 0)
+        self.taught.append(bool(report["weighted"] > 0))
         return state, report
 
     def evaluate(self, i, state, stop_asked):
-        if not self.taught:
+        if self.taught and not any(self.taught):
             print(f"note: iter {i}: nothing learned: {ALL_ALIKE}", file=sys.stderr)
-        self.taught = False
+        self.taught.clear()
         model = for_inference(merge(state.model), self.options.dtype)
-        means = examine(model, self.own, self.sampler, self.reward)
-        with self.shown.open("a") as file:
-            for line in rollouts(model, self.begun, self.own, self.sampler, self.reward):
-                file.write(json.dumps({"iter": i} | line) + "\n")
+        means = examine(model, self.own, self.sampler)
+        shown = rollouts(model, self.begun, self.own, self.sampler)
+        # Written last: an error above leaves a run that was to be overwritten as it is.
+        write_whole(self.out_dir / "rewards.json", json.dumps(asdict(self.own), indent=1) + "\n")
+        write_rollouts(self.out_dir / "rollouts.jsonl", i, shown)
         return means
-
-    def describe(self, means):
-        return describe(means)
 
 
 def main(argv: list[str]) -> int:
@@ -100,14 +104,12 @@ def main(argv: list[str]) -> int:
         with stop_signals() as stop_asked:
             state, manifest = starting_state(run, "reward")
             tokenizer = tokenizer_of(manifest.tokenizer, "resume", options.out_dir)
-            sampler = Sampler(tokenizer, own.max_new_tokens)
-            if options.eval_only or options.overwrite:  # an error should not cost the run that is there
+            sampler = Sampler(tokenizer, own.max_new_tokens, reward)
+            if options.eval_only:  # the rewards of the model that learning would begin with
                 model = for_inference(merge(state.model), options.dtype)
-                means = examine(model, own, sampler, reward)  # of the model that learning would begin with
-                if options.eval_only:
-                    print(f"iter {int(state.step)}: {describe(means)}")
-                    return stop_asked()
-            return run_loop(run, state, manifest, Rewarded(run, own, sampler, reward), stop_asked)
+                print(f"iter {int(state.step)}: {describe(examine(model, own, sampler))}")
+                return stop_asked()
+            return run_loop(run, state, manifest, Rewarded(run, own, sampler), stop_asked)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""From a prompt to its continuation: `prefill` fills the cache with its tokens, `decode` draws new ones.
+"""From a prompt to its continuation: `prefill` reads the prompt into a cache, and `decode` draws new tokens.
 
-Both take the cache's memory for their result, and compile once for each shape. All rows of `generate` have
-the same length. An engine's rows (generation/engine.py) come and go: a row of its cache is a slot. Both
-functions then work on some slots, and on a bucket of each, its first tokens. W and R count rows.
+The cache holds the keys and values of earlier tokens, so that a new one costs one token's work. `prefill` and
+`decode` take its memory for their result, and compile once for each shape. All rows of `generate` have the
+same length. An engine's rows (generation/engine.py) come and go: a row of its cache is a slot. Both functions
+then work on some slots, and on a bucket of each, its first tokens. W and R count rows.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import equinox as eqx
@@ -14,15 +16,93 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
-from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
 from generation.sampling import GREEDY, PLAIN, Settings, Tally, penalize, sample
-from model import GPT, Block
+from model import GPT, Block, attention, causal_mask, document_starts, rotation
+from parallel.mesh import constrain
 
 CHUNK = 32  # a call of `decode` draws at most so many tokens for a row
 PREFILL_CHUNK = 128  # tokens of a prompt that a call of `prefill` takes at most
 LIKELIEST = 20  # tokens whose log-probabilities are returned: as many as OpenAI's API allows
+
+
+class Decoder(NamedTuple):
+    """A model prepared for decoding: taking its blocks apart takes as long as a token."""
+
+    model: GPT  # has no blocks
+    blocks: list[Block]
+
+    @classmethod
+    def of(cls, model: GPT) -> "Decoder":
+        blocks = [jax.tree.map(itemgetter(i), model.blocks) for i in range(model.config.n_layer)]
+        return cls(eqx.tree_at(lambda m: m.blocks, model, None), blocks)
+
+
+class Cache(NamedTuple):
+    """The keys and values of up to S tokens of B sequences, whose lengths the caller keeps.
+
+    Their dtype is that of norms and products, float32 on a CPU: XLA would convert all of a bfloat16 cache to
+    write it.
+    """
+
+    keys: list[Float[Array, "B K S C"]]  # one for each layer
+    values: list[Float[Array, "B K S C"]]
+    documents: Int[Array, "B 1 S 1"] | None = None  # where each token's document begins; None: the row is one
+
+    @classmethod
+    def empty(cls, model: GPT, B: int, S: int) -> "Cache":
+        config = model.config
+        K, C = config.kv_heads, config.head_size
+        dtype = jax.eval_shape(model.ln_f, jnp.zeros((B, S, config.n_embd))).dtype
+        keys, values = ([jnp.zeros((B, K, S, C), dtype) for _ in range(config.n_layer)] for _ in range(2))
+        masked = config.document_start is not None
+        return cls(keys, values, jnp.zeros((B, 1, S, 1), jnp.int32) if masked else None)
+
+
+def shard_cache(cache: Cache) -> Cache:
+    """Constrain the heads to be split over `tensor`, as all functions do that return a cache."""
+    return jax.tree.map(lambda x: constrain(x, None, "tensor"), cache)
+
+
+def forward_with_cache(
+    decoder: Decoder, tokens: Int[Array, "B T"], cache: Cache, length: Int[Array, " B"]
+) -> tuple[Float[Array, "B T D"], Cache]:
+    """Compute features of tokens that follow the first `length` of each row, and add them to the cache."""
+    (model, blocks), config = decoder, decoder.model.config
+    indices = length[:, None] + jnp.arange(tokens.shape[1])  # (B, T)
+    S, positions = cache.keys[0].shape[2], indices
+    documents = starts = None
+    if cache.documents is not None and config.document_start is not None:
+        last = jnp.arange(S) == length[:, None] - 1  # nowhere in an empty row
+        begun = jnp.where(last, cache.documents[:, 0, :, 0], 0).max(axis=1, keepdims=True)
+        starts = document_starts(tokens, config.document_start, indices, begun)
+        positions = indices - starts
+        documents = write(cache.documents, starts[:, None, :, None], length)
+    mask = causal_mask(indices, S, config.window, starts)
+    rotate = rotation(config, positions)
+    keys, values = jax.tree.map(jax.new_ref, (cache.keys, cache.values))  # arrays that may be written to
+
+    @jax.named_scope("attention")
+    def attend(keys, values, q, k, v, key=None):
+        """Append new keys and values to those of a layer, and attend to them."""
+        keys[...] = write(keys[...], rotate(k), length)
+        values[...] = write(values[...], v, length)
+        return attention(rotate(q), keys[...], values[...], mask)
+
+    x = model.embed(tokens, positions)
+    for i, block in enumerate(blocks):
+        x = block(x, partial(attend, keys[i], values[i]))
+    keys, values = jax.tree.map(jax.freeze, (keys, values))
+    return model.ln_f(x), Cache(keys, values, documents)
+
+
+def write(
+    old: Shaped[Array, "B K S C"], new: Shaped[Array, "B K T C"], length: Int[Array, " B"]
+) -> Shaped[Array, "B K S C"]:
+    """Return `old` with `new` after the `length` of each row."""
+    # One scatter: each turn of a loop over the rows takes a GPU 10 us, or 4 ms a token for GPT-2 and 16 rows.
+    return jax.vmap(partial(lax.dynamic_update_slice_in_dim, axis=1))(old, new.astype(old.dtype), length)
 
 
 class Likelihood(NamedTuple):
@@ -48,13 +128,6 @@ class Likelihood(NamedTuple):
 # for the host to decide: 16 rows of the quickstart take 0.12 ms a token instead of 0.19 on an H200.
 Constants = tuple[float | None, ...]
 DATA: Constants = (None,) * len(PLAIN)  # each row has its own
-
-
-class Decoder(NamedTuple):
-    """A model prepared for decoding."""
-
-    model: GPT  # has no blocks
-    blocks: list[Block]
 
 
 class Rows(NamedTuple):
@@ -87,13 +160,7 @@ def limit_vocabulary(model: GPT, size: int) -> GPT:
 @partial(jax.jit, static_argnames=("W", "S"))
 def start(model: GPT, W: int, S: int) -> tuple[Decoder, Cache]:
     """Return the decoder of a model, and an empty cache of W rows of S tokens."""
-    return prepare(model), shard_cache(Cache.empty(model, W, S))
-
-
-def prepare(model: GPT) -> Decoder:
-    """Take the blocks apart, which takes as long as decoding a token."""
-    rest = eqx.tree_at(lambda m: m.blocks, model, None)
-    return Decoder(rest, unstack_blocks(model))
+    return Decoder.of(model), shard_cache(Cache.empty(model, W, S))
 
 
 class Chunk(NamedTuple):
@@ -113,7 +180,7 @@ def prefill(
     chunk = jax.tree.map(jnp.asarray, chunk)
     where = slice(None) if chunk.slots is None else chunk.slots, slice(None), slice(bucket)
     part = jax.tree.map(lambda x: x[where], cache)
-    x, part = forward_with_cache(*decoder, chunk.tokens, part, chunk.length)
+    x, part = forward_with_cache(decoder, chunk.tokens, part, chunk.length)
     cache = jax.tree.map(lambda x, y: x.at[where].set(y), cache, part)
     likelihood = None
     if chunk.following is not None:
@@ -142,20 +209,21 @@ def decode(
     def draw_next(i, state):
         (tokens, likelihood), token, part = state
         length = rows.length + jnp.minimum(i, rows.left)
-        x, part = forward_with_cache(*decoder, token[:, None], part, length)
+        x, part = forward_with_cache(decoder, token[:, None], part, length)
         logits = decoder.model.logits(x)  # (W, 1, V)
         keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key), rows.made + i)
         token = sample(penalize(logits[:, 0], rows.tally, tokens, i, settings), keys, settings)
-        new = token[:, None], None
+        new = None
         if rows.wanted is not None:
             zeros = partial(Likelihood.zeros, W, 1, V)
-            wanted = lax.cond(rows.wanted.any(), lambda: Likelihood.of(token[:, None], logits), zeros)
-            new = token[:, None], wanted
+            new = lax.cond(rows.wanted.any(), lambda: Likelihood.of(token[:, None], logits), zeros)
         put = partial(lax.dynamic_update_slice_in_dim, start_index=i, axis=1)
-        return jax.tree.map(put, (tokens, likelihood), new), token, part
+        return jax.tree.map(put, (tokens, likelihood), (token[:, None], new)), token, part
 
-    none = None if rows.wanted is None else Likelihood.zeros(W, CHUNK, V)
-    drawn = jnp.zeros((W, CHUNK), jnp.int32), none
+    drawn = (
+        jnp.zeros((W, CHUNK), jnp.int32),
+        None if rows.wanted is None else Likelihood.zeros(W, CHUNK, V),
+    )
     part = jax.tree.map(lambda x: x[:W, :, :bucket], cache)
     (tokens, likelihood), _, part = lax.fori_loop(0, n, draw_next, (drawn, rows.token, part))
     cache = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, 0, axis=0), cache, part)
@@ -190,7 +258,7 @@ def generate(
     (B, P), S, V = prompt.shape, model.config.block_size, len(model.head)
     decoder, cache = start(model, B, min(S, 1 << (P + max_new_tokens).bit_length()))
     rows = Rows.empty(B, V)._replace(wanted=None)  # ty: ignore[invalid-argument-type]
-    rows.key[:] = key_data_of_rows(key, B)
+    rows.key[:] = keys_of_rows(key, B)
     rows.settings[:] = settings
     # PLAIN's and GREEDY's values. Any other would be compiled anew, and x / 0.8 may be rounded otherwise.
     choices = zip(settings, PLAIN, GREEDY, strict=True)
@@ -230,11 +298,6 @@ def read(decoder: Decoder, cache: Cache, tokens: Int[np.ndarray, "B P"]) -> Cach
 
 
 @partial(jax.jit, static_argnames="n")
-def key_data_of_rows(key: PRNGKeyArray, n: int) -> Int[Array, "n 2"]:
-    """Return the data of `keys_of_rows`, by one program: for each row alone, a GPU's host would take 1 ms."""
+def keys_of_rows(key: PRNGKeyArray, n: int) -> Int[Array, "n 2"]:
+    """Return the data of a key for each row, by one program: a GPU's host would take 1 ms for each alone."""
     return jax.random.key_data(jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(n)))
-
-
-def keys_of_rows(key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:
-    """Return the keys of n continuations of one request."""
-    return [jax.random.fold_in(key, row) for row in range(n)]

@@ -29,7 +29,6 @@ from generation.decode import (
     Rows,
     copy_slot,
     decode,
-    keys_of_rows,
     prefill,
     start,
 )
@@ -116,8 +115,7 @@ class Engine:
         """Return calls that each compile a program, first FIRST for a short request. Slots must be free."""
 
         def add_one():
-            (key,) = keys_of_rows(jax.random.key(0), 1)
-            self.remove(self.add(Request(np.zeros(1, np.int32), key, 1)))
+            self.remove(self.add(Request(np.zeros(1, np.int32), jax.random.key(0), 1)))
 
         def prefill_zeros(R: int, T: int, following: bool):
             tokens = np.zeros((R, T), np.int32)

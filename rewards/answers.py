@@ -2,8 +2,7 @@
 
 import runpy
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import chdir, contextmanager
 from typing import NamedTuple
 
@@ -28,37 +27,50 @@ Reward = Callable[[Question, str], float]
 
 
 class Answer(NamedTuple):
-    """An answer that a model drew."""
+    """An answer that a model drew, and what it is worth."""
 
+    question: Question
     prompt: Int[np.ndarray, " P"]
     tokens: Int[np.ndarray, " n"]
     logprobs: Float[np.ndarray, " n"]  # of its tokens, by the engine
     text: str
+    reward: float
+
+
+def is_right(question: Question, answer: str) -> float:
+    """Return 1 for the right answer, and 0 for another. Case, spaces and a full stop do not count."""
+
+    def plain(text: str) -> str:
+        return " ".join(text.lower().split()).removesuffix(".")
+
+    return float(plain(answer) == plain(question.answer))
 
 
 class Sampler:
-    """Draws answers to questions, each as its prompt alone would get it."""
+    """Draws answers to questions, each as its prompt alone would get it, and scores them."""
 
-    def __init__(self, tokenizer: Tokenizer, max_new_tokens: int, pretrained: bool = False):
-        self.renderer = Renderer(tokenizer, pretrained=pretrained)
+    def __init__(
+        self, tokenizer: Tokenizer, max_new_tokens: int, reward: Reward = is_right, pretrained: bool = False
+    ):
+        self.renderer, self.reward = Renderer(tokenizer, pretrained=pretrained), reward
         self.ends, self.max_new_tokens = tuple(end_tokens(tokenizer.description)), max_new_tokens
         if not self.ends:
             raise UserError("the tokenizer has no token, such as <|endoftext|>, that could end an answer")
 
     def __call__(
-        self, model: GPT, asked: list[Question], keys: PRNGKeyArray, settings: Settings = PLAIN
+        self, model: GPT, asked: list[Question], key: PRNGKeyArray, settings: Settings = PLAIN
     ) -> list[Answer]:
         """Draw an answer to each question. Raises UserError for a question that is too long."""
-        model = self.limit(model)
+        model, keys = self.limit(model), jax.random.split(key, len(asked))
         prompts = [self.prompt(question, model) for question in asked]
         engine = Engine(model, min(SLOTS, len(asked)))
         tokens, logprobs = ([[] for _ in asked] for _ in range(2))
-        waiting, owner = list(range(len(asked)))[::-1], {}
+        waiting, row_of = list(range(len(asked)))[::-1], {}
 
         def add(row: int, like: int | None = None) -> int:
             limits = self.max_new_tokens, settings, {}, self.ends
             slot = engine.add(Request(prompts[row], keys[row], *limits, logprobs=True), like)
-            owner[slot] = row
+            row_of[slot] = row
             return slot
 
         while waiting or not engine.idle:
@@ -71,10 +83,10 @@ class Sampler:
                 if row != first[prompt := prompts[row].tobytes()]:
                     add(row, like=slot_of[prompt])
             for piece in engine.step():
-                if len(piece.tokens):
-                    tokens[owner[piece.slot]] += piece.tokens.tolist()
-                    logprobs[owner[piece.slot]] += piece.likelihood.chosen.tolist()  # ty: ignore[missing-union-attribute]
-        return [self.answer(*parts) for parts in zip(prompts, tokens, logprobs, strict=True)]
+                if piece.likelihood is not None:
+                    tokens[row_of[piece.slot]] += piece.tokens.tolist()
+                    logprobs[row_of[piece.slot]] += piece.likelihood.chosen.tolist()
+        return [self.answer(*parts) for parts in zip(asked, prompts, tokens, logprobs, strict=True)]
 
     def limit(self, model: GPT) -> GPT:
         """Return the model of the tokens that answers are drawn from."""
@@ -91,58 +103,44 @@ class Sampler:
             )
         return prompt
 
-    def answer(self, prompt: np.ndarray, tokens: list[int], logprobs: list[float]) -> Answer:
+    def answer(self, question: Question, prompt: np.ndarray, tokens: list[int], logprobs: list) -> Answer:
         text = self.renderer.tokenizer.decode(tokens[:-1] if tokens[-1] in self.ends else tokens)
-        return Answer(prompt, np.array(tokens), np.array(logprobs), text)
-
-
-class Draws(NamedTuple):
-    """Questions, an answer to each, and its reward."""
-
-    asked: list[Question]
-    answers: list[Answer]
-    rewards: Float[np.ndarray, " N"]
-
-
-def draw(
-    model: GPT,
-    asked: list[Question],
-    key: PRNGKeyArray,
-    sampler: Sampler,
-    reward: Reward,
-    settings: Settings = PLAIN,
-) -> Draws:
-    """Draw and score an answer to each question."""
-    answers = sampler(model, asked, jax.random.split(key, len(asked)), settings)
-    rewards = [score(reward, question, answer.text) for question, answer in zip(asked, answers, strict=True)]
-    return Draws(asked, answers, np.array(rewards))
-
-
-def is_right(question: Question, answer: str) -> float:
-    """Return 1 for the right answer, and 0 for another. Case, spaces and a full stop do not count."""
-
-    def plain(text: str) -> str:
-        return " ".join(text.lower().split()).removesuffix(".")
-
-    return float(plain(answer) == plain(question.answer))
+        reward = score(self.reward, question, text)
+        return Answer(question, prompt, np.array(tokens), np.array(logprobs), text, reward)
 
 
 def score(reward: Reward, question: Question, text: str) -> float:
     """Return the reward of an answer. Raises UserError for one that fails, hangs or is no number."""
     what = f"the reward of an answer to {question.text!r}"
-    try:
-        with patience(PATIENCE), chdir("."):  # a reward may go to another folder
-            value = reward(question, text)
+    with users_code(what, "mend --reward"), patience(PATIENCE):
+        value = reward(question, text)
         if isinstance(value, str):
             raise TypeError(f"{value!r} is text")
         value = float(value)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # some are no Exception, as pytest's
-        raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}: mend --reward") from None
     if not abs(value) <= FLOAT32:
         raise UserError(f"{what} is {value}: it should be a number, of at most {FLOAT32:g}")
     return value
+
+
+def load_reward(text: str | None) -> Reward:
+    """Load the function that `--reward=FILE.py:FUNCTION` names, from the user's code. Raises UserError."""
+    if text is None:
+        return is_right
+    path, _, name = text.rpartition(":")
+    with users_code(f"--reward={text}: cannot be loaded", "give FILE.py:FUNCTION"):
+        return runpy.run_path(path)[name]
+
+
+@contextmanager
+def users_code(what: str, advice: str) -> Generator[None]:
+    """Turn an error within into a UserError, and come back to this folder."""
+    try:
+        with chdir("."):
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # some are no Exception, as SystemExit and pytest's
+        raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}: {advice}") from None
 
 
 class OutOfTime(BaseException):
@@ -150,7 +148,7 @@ class OutOfTime(BaseException):
 
 
 @contextmanager
-def patience(seconds: float):
+def patience(seconds: float) -> Generator[None]:
     """Raise OutOfTime within after so many seconds, where the system has an alarm."""
 
     def ring(*_):
@@ -159,27 +157,10 @@ def patience(seconds: float):
     if not hasattr(signal, "SIGALRM"):
         yield
         return
-    before, begun = signal.signal(signal.SIGALRM, ring), time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1)  # again, where what is called has caught it
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    if time.monotonic() - begun > seconds:
-        ring()
-
-
-def load_reward(text: str | None) -> Reward:
-    """Load the function that `--reward=FILE.py:NAME` names, from the user's own code. Raises UserError."""
-    if text is None:
-        return is_right
-    path, _, name = text.rpartition(":")
-    try:
-        with chdir("."):
-            return runpy.run_path(path)[name]
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        why = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"--reward={text}: cannot be loaded ({why}): give FILE.py:FUNCTION") from None

@@ -1,29 +1,28 @@
 """The options of learning from rewards, which a run keeps in rewards.json."""
 
-import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from common.command_line import Count, Name, NonNegative, check_values
+from common.command_line import Count, Name, NonNegative, check_values, matching
 from common.errors import UserError
-from common.files import read_json, refusing, write_whole
+from common.files import read_json, refusing
 from config.options import RESUMING, Options
 from data.tasks import named_tasks
-from model import GPT
-from runs.load import changed, fingerprint, lasting, load_weights
-from runs.start import Run
-from training.lora import without_adapters
+from runs.load import lasting
+
+# Absolute, so that it means the same from any folder.
+Function = Annotated[Name, matching(r".+:\w+", "FILE.py:FUNCTION"), AfterValidator(os.path.abspath)]
 
 
 @dataclass(frozen=True)
 class RewardOptions:
     tasks: Name = "all"
-    reward: Name | None = None
+    reward: Function | None = None
     group: Annotated[Count, Field(ge=2)] = 8
     max_new_tokens: Count = 32
     kl: NonNegative = 0.0
@@ -35,30 +34,23 @@ class Kept(RewardOptions):
     """Holds the options that rewards.json keeps."""
 
     start: Name = "scratch"  # the weights that learning began with
-    fingerprint: str = ""  # of these; older runs have none
+    fingerprint: str = ""  # of these, once they are loaded
 
 
 def kept_options(options: Options, values: dict[str, Any]) -> Kept:
     """Return the options of rewards; a resumed run keeps those that it began with. Raises UserError."""
     path = Path(options.out_dir, "rewards.json")
-    values = values | {"reward": placed(values["reward"])} if "reward" in values else values
     if options.init_from not in RESUMING:
         return Kept(**values, start=lasting(options.init_from))
-    with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError, TypeError):
-        kept = Kept(**check_values(dict(read_json(path)), f"{path}: ", Kept))
-    kept = replace(kept, reward=placed(kept.reward))
+    with refusing(f"{path}: cannot be read", "restore it, or begin another run", ValueError):
+        found = read_json(path, dict[str, Any])
+    kept = Kept(**check_values(found, f"{path}: ", Kept))
     for name, value in values.items():
         if (theirs := getattr(kept, name)) != value:
             raise UserError(f"{name}={value}, but {path} has {theirs}: leave it out, or begin another run")
     if kept.reward != values.get("reward"):  # the folder may be somebody else's
         raise UserError(f"{path}: to run the code of its reward, give --reward={kept.reward}")
     return kept
-
-
-def placed(reward: str | None) -> str | None:
-    """Return a name of a function that means the same from any folder."""
-    path, colon, name = (reward or "").rpartition(":")
-    return os.path.abspath(path) + colon + name if colon else reward
 
 
 def check(options: Options, own: Kept) -> None:
@@ -73,13 +65,3 @@ def check(options: Options, own: Kept) -> None:
     if jax.sharding.get_mesh().size > 1:
         raise UserError("rewards are learned from on one device: give --mesh=data:1")
     named_tasks(own.tasks)
-
-
-def load_start(run: Run, own: Kept) -> GPT:
-    """Load the weights that learning began with, and write rewards.json. Raises UserError for others."""
-    start = load_weights(own.start, without_adapters(run.shapes.model))
-    if own.fingerprint not in ("", found := fingerprint(start)):
-        raise changed(f"{run.options.out_dir}: it began with", own.start)
-    own = replace(own, fingerprint=found)
-    write_whole(Path(run.options.out_dir, "rewards.json"), json.dumps(asdict(own), indent=1) + "\n")
-    return start

@@ -1,4 +1,4 @@
-"""The policy gradient: draw answers, weigh each by its advantage, and make the better ones likelier."""
+"""The policy gradient: weigh each answer by its advantage, and make the better ones likelier."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,10 +13,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from config.options import Options
-from data.tasks import mixed, named_tasks
+from data.tasks import Question, mixed, named_tasks
 from generation.decode import limit_vocabulary
 from model import GPT
-from rewards.answers import Answer, Draws, Reward, Sampler, draw
+from rewards.answers import Answer
 from rewards.options import RewardOptions
 from training.compute import choose_how, faster, for_inference
 from training.lora import merge, partition_trainable
@@ -24,14 +24,12 @@ from training.state import TrainState
 from training.step import update
 
 
-def ask(model: GPT, i: int, options: Options, own: RewardOptions, sampler: Sampler, reward: Reward) -> Draws:
-    """Draw step i's answers, `group` to each question, and score them."""
-    answers = options.gradient_accumulation_steps * options.batch_size
-    n = answers // own.group
+def ask(i: int, options: Options, own: RewardOptions) -> list[Question]:
+    """Return the questions of step i, each `group` times."""
+    n = options.gradient_accumulation_steps * options.batch_size // own.group
     # Each step goes on with the tasks where the one before ended.
     drawn = islice(mixed(named_tasks(own.tasks), "train", options.seed, i, first=i * n), n)
-    asked = [question for question in drawn for _ in range(own.group)]
-    return draw(model, asked, jax.random.fold_in(jax.random.key(options.seed), i), sampler, reward)
+    return [question for question in drawn for _ in range(own.group)]
 
 
 def advantages(rewards: Float[np.ndarray, " N"], group: int) -> Float[np.ndarray, " N"]:
@@ -122,18 +120,18 @@ def policy_step(
 
 
 def take_step(
-    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT
+    state: TrainState, answers: list[Answer], options: Options, own: RewardOptions, start: GPT
 ) -> tuple[TrainState, dict[str, Any]]:
     """Learn from answers that the state's own weights drew. Return the next state, and what is recorded."""
-    (asked, answers, rewards), V = drawn, len(start.head)
+    rewards, V = np.array([answer.reward for answer in answers]), len(start.head)
     tokens = np.concatenate([answer.logprobs for answer in answers])
     report = {
         "reward": rewards.mean(),
         "length": len(tokens) / len(answers),
         "entropy": -tokens.mean(),  # of a token, as far as the drawn ones tell
     }
-    for task in dict.fromkeys(question.task for question in asked):
-        report[f"reward/{task}"] = rewards[[question.task == task for question in asked]].mean()
+    for task in dict.fromkeys(answer.question.task for answer in answers):
+        report[f"reward/{task}"] = rewards[[answer.question.task == task for answer in answers]].mean()
     x, y = rows_of(answers, state.model.config.block_size)
     by_engine = np.zeros(y.shape, np.float32)
     by_engine[y >= 0] = tokens

@@ -29,10 +29,6 @@ class Objective(Protocol):
     score: Score
     unused: frozenset[str] = frozenset()  # the options of train.py that it has no use for
 
-    def begin(self, i: int, evaluated: bool) -> None:
-        """Prepare its own records, if any, for a run from iteration `i`, which may be `evaluated` already."""
-        return
-
     def batch(self, i: int, state: TrainState) -> Any:
         """Return the batch of iteration `i`."""
 
@@ -44,8 +40,6 @@ class Objective(Protocol):
 
     def evaluate(self, i: int, state: TrainState, stop_asked: StopAsked) -> Means | None:
         """Return the means of an evaluation, the score among them; None: asked to stop."""
-
-    def describe(self, means: Means) -> str: ...
 
 
 class NextToken(Objective):
@@ -70,8 +64,9 @@ class NextToken(Objective):
         losses = self.mean_losses(state.model, stop_asked)
         return losses and {f"{split}/loss": loss for split, loss in losses.items()}
 
-    def describe(self, means):
-        return ", ".join(f"{name.replace('/', ' ')} {loss:.4f}" for name, loss in means.items())
+
+def describe(means: Means) -> str:
+    return ", ".join(f"{name.replace('/', ' ')} {mean:.4f}" for name, mean in means.items())
 
 
 @dataclass
@@ -85,6 +80,7 @@ class Loop:
     manifest: Manifest
     loss: float | None  # the score of the state's model, as checkpoints keep it; None: not evaluated yet
     best: float  # the least loss known so far
+    first: Means | None = None  # of the first evaluation, if it was made before
 
     def go(self, end: int, stop_asked: StopAsked) -> int:
         """Train to iteration `end` and return 0, or until asked to stop and return that status."""
@@ -111,10 +107,10 @@ class Loop:
     def evaluate(self, i: int, stop_asked: StopAsked) -> bool:
         """Evaluate the model, and save it if it should be. Return False if asked to stop before the end."""
         self.metrics.catch_up()  # reads the last step's report
-        means = self.objective.evaluate(i, self.state, stop_asked)
+        means, self.first = self.first or self.objective.evaluate(i, self.state, stop_asked), None
         if means is None:
             return False
-        self.metrics.evaluation(i, means, self.objective.describe(means))
+        self.metrics.evaluation(i, means, describe(means))
         options, score = self.run.options, self.objective.score
         self.loss = score.as_loss(means[f"val/{score.name}"])
         improved, self.best = self.loss < self.best, min(self.loss, self.best)
@@ -134,14 +130,17 @@ def run_loop(
     loss = checkpoints.loss(i) if run.resuming else None
     if i == 0:  # saved at a stop, and perhaps evaluated since
         manifest = replace(manifest, to_beat=loss)
-    evaluated = loss is not None
+    evaluated, first = loss is not None, None
+    if options.overwrite:  # an error should not cost the run that is there
+        first = objective.evaluate(i, state, stop_asked)
+        if first is None:
+            return stop_asked()
     with closing(Metrics(options, i, run.config, jax.sharding.get_mesh().size, evaluated)) as metrics:
         if options.overwrite:
             checkpoints.delete_all()
-        objective.begin(i, evaluated)
         losses = [manifest.to_beat, *map(checkpoints.loss, checkpoints.iterations())]
         best = min((x for x in losses if x is not None), default=math.inf)
-        loop = Loop(run, objective, metrics, state, manifest, loss, best)
+        loop = Loop(run, objective, metrics, state, manifest, loss, best, first)
         status = loop.go(options.max_iters, stop_asked)
         if status:
             checkpoints.save(loop.state, loop.manifest, loop.loss)

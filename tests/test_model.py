@@ -248,8 +248,8 @@ def test_more_tokens_than_learned_positions_are_refused_in_one_line():
 def test_arrays_have_the_shapes_and_dtypes_that_signatures_state():
     script = """
 import jaxtyping
-with jaxtyping.install_import_hook(["model", "fast", "variants", "generation.cache"], "beartype.beartype"):
-    from generation.cache import Cache, forward_with_cache, unstack_blocks
+with jaxtyping.install_import_hook(["model", "fast", "variants", "generation.decode"], "beartype.beartype"):
+    from generation.decode import Cache, Decoder, forward_with_cache
     from fast import How, faster
     from variants import VariantConfig
 import equinox as eqx, jax, jax.numpy as jnp
@@ -261,7 +261,7 @@ def use(config, key, how):
     model = faster(model, how) if how else model
     jax.grad(lambda model: model(tokens, key=key).sum())(model)
     cache, length = Cache.empty(model, 2, config.block_size), jnp.zeros(2, jnp.int32)
-    forward_with_cache(model, unstack_blocks(model), tokens, cache, length)
+    forward_with_cache(Decoder.of(model), tokens, cache, length)
 
 gpt2, modern = dict(mlp="gelu", bias=True), dict(mlp="relu2", mup_base_width=8)
 plain, fast = (None, None, jax.random.key(0)), (How("bfloat16"), 16, jax.random.PRNGKey(0))

@@ -15,6 +15,7 @@ import transformers
 import evaluate
 import rl
 import train
+from config.options import Options
 from data.prepare import prepare
 from data.tasks import Question, questions
 from data.tasks import main as write_tasks
@@ -23,10 +24,11 @@ from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
 from fast import How, faster
 from rewards import answers, policy
-from rewards.evaluation import keep_lines
+from rewards.evaluation import write_rollouts
+from rewards.options import RewardOptions
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
-from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, contents, named_arrays, refusal
+from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, contents, named_arrays, records, refusal
 
 SHAPE = dict(n_layer=1, n_head=2, n_embd=32, block_size=96, position="rope", unroll=1)
 SHAPE |= dict(document_mask=True, dtype="float32")
@@ -60,10 +62,6 @@ def learn(base, out, **options) -> int:
     return rl.main(words(**fixed | small | rates | dict(mesh="data:1", compilation_cache=False) | options))
 
 
-def records(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 @jax.jit
 def log_softmax(model, row):
     return jax.nn.log_softmax(model(row[None])[0])
@@ -89,7 +87,7 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
     model, manifest, _ = load_run(str(base / "run"))
     sampler = answers.Sampler(from_json(manifest.tokenizer), 6)
     asked = [Question("add", "", f"What is {i} + 2?", "") for i in range(4)]
-    drawn = sampler(model, asked, jax.random.split(jax.random.key(0), 4))
+    drawn = sampler(model, asked, jax.random.key(0))
     x, y = policy.rows_of(drawn, 96)
     of_rows = jnp.array([0.5, -1.0, 2.0, 0.0])  # of four microbatches, the last is left out
 
@@ -123,11 +121,16 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
             np.testing.assert_allclose(named_arrays(others)[name], array, atol=at)
 
 
+def reward(folder, code) -> str:
+    """Write a reward whose body is `code`, and return its name."""
+    (folder / "mine.py").write_text(f"def check(question, text):\n    {code}\n")
+    return f"{folder}/mine.py:check"
+
+
 @pytest.fixture(scope="module")
 def learned(base):
     """The folder of a run that was rewarded for short answers, so that all groups teach."""
-    (base / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
-    run = dict(reward=f"{base}/short.py:short", learning_rate=1e-2, eval_interval=4)
+    run = dict(reward=reward(base, "return -len(text)"), learning_rate=1e-2, eval_interval=4)
     assert learn(base, base / "learned", **run) == 0
     return base / "learned"
 
@@ -157,9 +160,8 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
 
 def test_a_run_without_advantages_moves_no_weight_and_says_so(base, tmp_path, capsys):
     """At the start log p is that of the start, to the bit: Adam would make full steps of its rounding."""
-    (tmp_path / "same.py").write_text("def same(question, text):\n    return 0.1\n")
-    run = dict(reward=f"{tmp_path}/same.py:same", kl=0.5, learning_rate=1e-2, weight_decay=0, max_iters=3)
-    learn(base, tmp_path / "out", **run)
+    run = dict(kl=0.5, learning_rate=1e-2, weight_decay=0, max_iters=3)
+    learn(base, tmp_path / "out", reward=reward(tmp_path, "return 0.1"), **run)
     assert_same_bits(*(load_run(str(out))[0] for out in (base / "run", tmp_path / "out")))
     steps = [r for r in records(tmp_path / "out") if "ms" in r]
     assert [(r["weighted"], r["kl"]) for r in steps] == [(0, 0)] * 3
@@ -192,21 +194,21 @@ def test_learning_is_on_policy_where_a_models_vocabulary_is_padded(base, padded,
 def test_a_tokenizer_that_is_larger_than_the_model_answers_with_the_models_tokens(base, padded, tmp_path):
     """As where a tokenizer got tokens that the weights do not know; a prompt that has one is refused."""
     model, manifest, _ = load_run(str(padded))
-    sampler, keys = answers.Sampler(from_json(manifest.tokenizer), 6), jax.random.split(jax.random.key(0), 8)
-    asked = [Question("add", "", "to", "")] * 8
+    sampler, asked = answers.Sampler(from_json(manifest.tokenizer), 6), [Question("add", "", "to", "")] * 8
     few, fewer = (replace(model.config, vocab_size=V).build(jax.random.key(0)) for V in (299, 40))
-    assert max(max(answer.tokens) for answer in sampler(few, asked, keys)) < 299
-    assert " has a token that is not of the model's 40" in refusal(sampler, fewer, asked, keys)
+    assert max(max(answer.tokens) for answer in sampler(few, asked, jax.random.key(0))) < 299
+    assert "that is not of the model's 40" in refusal(sampler, fewer, asked, jax.random.key(0))
 
 
-def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns(base, tmp_path):
-    three = dict(tasks="add,count,reverse", gradient_accumulation_steps=1, group=4, max_iters=3, tested=1)
-    learn(base, tmp_path / "out", **three)  # two questions a step
-    asked = [
-        {name for name in r if name.startswith("reward/")} for r in records(tmp_path / "out") if "ms" in r
+def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns():
+    options = replace(Options(), gradient_accumulation_steps=1, batch_size=8)
+    own = RewardOptions(tasks="add,count,reverse", group=4)
+    asked = [[question.task for question in policy.ask(i, options, own)] for i in range(3)]
+    assert asked == [
+        4 * ["add"] + 4 * ["count"],
+        4 * ["reverse"] + 4 * ["add"],
+        4 * ["count"] + 4 * ["reverse"],
     ]
-    add, count, reverse = "reward/add", "reward/count", "reward/reverse"
-    assert asked == [{add, count}, {reverse, add}, {count, reverse}]
 
 
 def test_what_chooses_the_best_checkpoint_is_not_what_evaluate_reports(learned):
@@ -216,28 +218,21 @@ def test_what_chooses_the_best_checkpoint_is_not_what_evaluate_reports(learned):
         assert shown and not shown & {q.text for q in islice(questions(task, "test", 0), 500)}
 
 
-def test_what_a_killed_run_left_in_part_is_dropped(tmp_path):
-    """Damaged lines, too, as of metrics.jsonl."""
-    damaged = b'{"iter": 1\n[]\n{"iter": "1"}\n{"iter": -5}\n{}\n\xff\n{"iter": NaN}\n'
-    (tmp_path / "rollouts.jsonl").write_bytes(b'{"iter": 0}\n' + damaged + b'{"iter": 2}\n{"iter": 0, "ta')
-    keep_lines(tmp_path / "rollouts.jsonl", 2)
-    assert (tmp_path / "rollouts.jsonl").read_text() == '{"iter": 0}\n'
+def test_an_evaluation_replaces_the_rollouts_of_what_is_done_again(tmp_path):
+    """And damaged lines, as a killed run or an editor leaves them."""
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(b'{"iter": 0}\n{"iter": 1\n[]\n{}\n\xff\n{"iter": 2}\n{"iter": 3}\n{"iter": 0, "ta')
+    write_rollouts(path, 2, [{"task": "add"}])
+    assert path.read_text() == '{"iter": 0}\n{"iter": 2, "task": "add"}\n'
 
 
 @pytest.mark.parametrize(
     "change, says",
     [
         ("", "rewards.json: cannot be read ("),
-        ('{"tasks": ', "rewards.json: cannot be read ("),
         ("[1]", "rewards.json: cannot be read ("),
-        ("null", "rewards.json: cannot be read ("),
         (dict(group="4"), "rewards.json: group is '4': "),
-        (dict(group=0), "rewards.json: group is 0: "),
-        (dict(kl=float("nan")), "rewards.json: kl is nan: "),
-        (dict(tested=None), "rewards.json: tested is None: "),
-        (dict(tasks="add,spell"), "task spell: unknown"),
         (dict(surprise=1), "rewards.json: surprise is not an option"),
-        (dict(start=5), "rewards.json: start is 5: "),
         (dict(start="scratch"), "rewards are for a model that answers"),
         (dict(fingerprint="0"), ": it began with other weights than "),
     ],
@@ -252,32 +247,43 @@ def test_a_damaged_rewards_json_is_one_line(change, says, base, learned, tmp_pat
 
 
 def test_a_reward_is_the_same_file_from_any_folder(base, tmp_path, monkeypatch):
+    """One that goes to another folder leaves the run in its own."""
+    code = (
+        "import os\nos.chdir('/')\ndef check(question, text):\n    os.chdir('/')\n    return len(text) / 9\n"
+    )
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "mine.py").write_text("def check(question, text):\n    return len(text) / 9\n")
+        (tmp_path / name / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path / "here")
-    learn(base, tmp_path / "out", reward="mine.py:check", max_iters=1)
-    again = words(out_dir=tmp_path / "out", init_from="resume", reward="mine.py:check", max_iters=2)
+    learn(base, Path("out"), reward="mine.py:check", max_iters=1)
+    assert {"metrics.jsonl", "rollouts.jsonl", "loss.png"} <= {path.name for path in Path("out").iterdir()}
+    again = words(out_dir=tmp_path / "here/out", init_from="resume", reward="mine.py:check", max_iters=2)
     rl.main(again)
     monkeypatch.chdir(tmp_path / "there")
     assert f"has {tmp_path}/here/mine.py:check: leave it out, or begin" in refusal(rl.main, again)
 
 
-@pytest.mark.parametrize("wrong", [dict(max_new_tokens=120), dict(reward="NAN")])
-def test_an_overwritten_run_stays_if_the_new_one_cannot_begin(wrong, base, learned, tmp_path):
+def test_an_overwritten_run_stays_if_the_new_one_cannot_begin(base, learned, tmp_path):
     out = shutil.copytree(learned, tmp_path / "out")
-    (tmp_path / "nan.py").write_text("check = lambda *_: float('nan')\n")
-    wrong = {name: f"{tmp_path}/nan.py:check" if value == "NAN" else value for name, value in wrong.items()}
     before = contents(out)
-    refusal(learn, base, out, overwrite=True, **wrong)
-    assert contents(out) == before
+    for wrong in (dict(max_new_tokens=120), dict(reward=reward(tmp_path, "return float('nan')"))):
+        refusal(learn, base, out, overwrite=True, **wrong)
+        assert contents(out) == before
+
+
+def test_a_run_that_is_overwritten_is_evaluated_once(base, learned, tmp_path):
+    out, asked = shutil.copytree(learned, tmp_path / "out"), []
+    code = f"open({str(tmp_path / 'asked')!r}, 'a').write(question.text + chr(10)); return 1.0"
+    learn(base, out, overwrite=True, reward=reward(tmp_path, code), max_iters=0)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 2 * (3 + 2 * 4)  # by task, `tested` greedy answers, and two groups of four
+    assert [r["val/reward"] for r in records(out)] == [1.0]
 
 
 def test_a_folder_runs_no_code_that_the_command_line_does_not_name(base, learned, tmp_path):
     out = shutil.copytree(learned, tmp_path / "out")
     saved = json.loads((out / "rewards.json").read_text())
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ncheck = lambda *_: 0.0\n")
-    evil = f"{tmp_path}/evil.py:check"
+    evil = reward(tmp_path, f"return 0.0\nopen({str(tmp_path / 'ran')!r}, 'w')")
     (out / "rewards.json").write_text(json.dumps(saved | {"reward": evil}))
     again = words(out_dir=out, init_from="resume", max_iters=5)
     assert f"to run the code of its reward, give --reward={evil}" in refusal(rl.main, again)
@@ -332,7 +338,15 @@ def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, cap
         right += answer.strip() == question.answer
     assert found["greedy"][0] == pytest.approx(right / 12)
     assert 0 < found["greedy"][1] < right / 12 < found["greedy"][2] < 1
+    assert found["greedy"][3] == 1.0  # of no other model than itself
     assert "greedy: right of 12 held-out questions of each task" in capsys.readouterr().out
+
+
+def test_models_are_compared_by_the_questions_that_one_alone_answers_rightly():
+    """By McNemar's exact test: of 8 such questions, a fair coin gives one 0, 1, 7 or 8 in 18 of 256 cases."""
+    first, other = np.repeat([[1, 0], [0, 1], [1, 1], [0, 0]], [7, 1, 20, 30], axis=0).T == 1
+    share, low, high, p = evaluate.compare(other, first)
+    assert (share, p) == (pytest.approx(21 / 58), pytest.approx(18 / 256)) and low < share < high
 
 
 def test_a_run_has_the_template_that_made_its_conversations_not_its_bases(base, tmp_path):
@@ -347,25 +361,21 @@ def test_a_run_has_the_template_that_made_its_conversations_not_its_bases(base, 
 
 
 def test_eval_only_scores_once_and_writes_nothing(base, learned, capsys):
-    def files():
-        return {path: path.read_bytes() for path in learned.rglob("*") if path.is_file()}
-
-    before = files()
+    before = contents(learned)
     assert learn(base, learned, eval_only=True, tasks="add", seed=5) == 0  # the start, whatever is in out_dir
     assert learn(base, base / "nowhere", eval_only=True) == 0 and not (base / "nowhere").exists()
     again = dict(out_dir=learned, init_from="resume", eval_only=True, max_iters=9)
-    assert rl.main(words(**again, reward=f"{base}/short.py:short")) == 0
-    assert files() == before
+    assert rl.main(words(**again, reward=f"{base}/mine.py:check")) == 0
+    assert contents(learned) == before
     last = [r["val/add"] for r in records(learned) if "val/add" in r][-1]
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("iter ")]
-    assert len(printed) == 3 and printed[-1].startswith("iter 4: val/reward -")
-    assert f"val/add {last:.3f}" in printed[-1]
+    assert len(printed) == 3 and printed[-1].startswith("iter 4: val reward -")
+    assert f"val add {last:.4f}" in printed[-1]
 
 
 @pytest.mark.slow
 def test_a_run_learns_what_is_rewarded(base, tmp_path):
-    (tmp_path / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
-    run = dict(reward=f"{tmp_path}/short.py:short", learning_rate=3e-3, max_iters=25, batch_size=32)
+    run = dict(reward=reward(tmp_path, "return -len(text)"), learning_rate=3e-3, max_iters=25, batch_size=32)
     learn(base, tmp_path / "out", **run)
     rewards = [r["reward"] for r in records(tmp_path / "out") if "reward" in r]
     assert np.mean(rewards[-5:]) > rewards[0] / 2  # fewer than half as many characters
@@ -398,51 +408,29 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
 @pytest.mark.parametrize(
     "code, says",
     [
-        ("raise KeyError('x')", "the reward of an answer to 'How much is "),
+        ("raise KeyError('x')", ": KeyError: 'x': mend --reward"),
         ("return float('nan')", " is nan: it should be a number"),
-        ("return 'good'", "TypeError: 'good' is text"),
-        ("return '0.5'", "TypeError: '0.5' is text"),
-        ("raise GeneratorExit", ": GeneratorExit: "),
-        ("import time\n    try: time.sleep(9)\n    except: return 1", "OutOfTime: it took over 0.2 seconds"),
-        ("return 1e308", " is 1e+308: it should be a number, of at most 3.4e+38"),
+        ("return '0.5'", ": TypeError: '0.5' is text: "),
         ("raise SystemExit(0)", ": SystemExit: 0: mend --reward"),
         (
             "try:\n        while True: pass\n    except Exception:\n        return 1",
-            "OutOfTime: it took over 0.2 seconds: mend --reward",
+            ": OutOfTime: it took over 0.2 seconds: mend --reward",
         ),
-        ("while True: pass", "OutOfTime: it took over 0.2 seconds: mend --reward"),
     ],
 )
 def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, base, tmp_path, monkeypatch):
     monkeypatch.setattr(answers, "PATIENCE", 0.2)
-    (tmp_path / "mine.py").write_text(f"def check(question, text):\n    {code}\n")
-    text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
-    assert text.startswith("the reward of an answer to '") and says.split("'How")[0] in text
-    (tmp_path / "mine.py").write_text("raise SystemExit(0)")
-    text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
-    assert "cannot be loaded (SystemExit: 0)" in text
-
-
-def test_a_reward_that_goes_to_another_folder_leaves_the_run_in_its_own(base, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = "import os\nos.chdir('/')\ndef check(question, text):\n    os.chdir('/')\n    return len(text)\n"
-    Path("mine.py").write_text(code)
-    learn(base, Path("out"), reward="mine.py:check", max_iters=1)
-    assert {"metrics.jsonl", "rollouts.jsonl", "loss.png"} <= {path.name for path in Path("out").iterdir()}
+    text = refusal(learn, base, tmp_path / "out", reward=reward(tmp_path, code))
+    assert text.startswith("the reward of an answer to '") and says in text
 
 
 @pytest.mark.parametrize(
     "options, says",
     [
-        (dict(tasks="add,spell"), "task spell: unknown; known are add, "),
-        (
-            dict(init_from="scratch", n_layer=1),
-            "rewards are for a model that answers: name it, as in --init_from",
-        ),
-        (dict(tasks="add,reverse,add"), "--tasks=add,reverse,add: name each task once"),
-        (dict(group=1), "--group is 1: it should be greater than or equal to 2"),
+        (dict(init_from="scratch", n_layer=1), "rewards are for a model that answers: name it, as in "),
         (dict(group=3), "--group=3 does not divide the 16 answers of a step: change --batch_size"),
-        (dict(reward="mine.py:check"), "--reward=mine.py:check: cannot be loaded (FileNotFoundError: "),
+        (dict(reward="mine.py"), "--reward is 'mine.py': expected FILE.py:FUNCTION"),
+        (dict(reward="mine.py:check"), "mine.py:check: cannot be loaded: FileNotFoundError: "),
         (dict(dropout=0.1), "--dropout: learning from rewards does not use it: leave it out"),
         (dict(max_new_tokens=90), " and with --max_new_tokens=90 more than block_size=96: give fewer"),
     ],

@@ -161,7 +161,7 @@ def too_long(served: Served, param: str, what: str) -> ApiError:
 
 @jax.jit
 def key_of_row(seed: Int[Array, ""], row: Int[Array, ""]) -> PRNGKeyArray:
-    """Return what `keys_of_rows` of the engine does for one row, in a tenth of the time."""
+    """Return the key of one row, as `generate` makes it."""
     return jax.random.fold_in(jax.random.key(seed), row)
 
 
