@@ -234,7 +234,6 @@ def test_an_evaluation_replaces_the_rollouts_of_what_is_done_again(tmp_path):
         (dict(group="4"), "rewards.json: group is '4': "),
         (dict(surprise=1), "rewards.json: surprise is not an option"),
         (dict(start="scratch"), "rewards are for a model that answers"),
-        (dict(fingerprint="0"), ": it began with other weights than "),
     ],
 )
 def test_a_damaged_rewards_json_is_one_line(change, says, base, learned, tmp_path):

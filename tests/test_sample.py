@@ -16,7 +16,7 @@ from config.options import Options
 from data.tokenizer import CharTokenizer
 from runs.checkpoint import Manifest
 from runs.load import load_model
-from tests.helpers import DEADLINE, refusal, run_python, save_overfitted, save_run, start_python
+from tests.helpers import DEADLINE, refusal, save_overfitted, save_run, start_python
 from training.state import create_state, model_config
 
 SYMBOLS = "\n :ROMEabcdefghij"
@@ -92,12 +92,6 @@ def test_temperature_0_writes_the_same_in_every_sample_whatever_the_seed(write):
     assert write(start="ab", top_k=1)[0] == texts[:2] == write(start="ab", top_p=0)[0]
 
 
-def test_the_prompt_may_be_a_file(write, tmp_path):
-    path = tmp_path / "prompt.txt"
-    path.write_text("ROMEO:\n", encoding="utf-8")
-    assert write(start=f"FILE:{path}") == write(start="ROMEO:\n")
-
-
 def test_the_file_of_a_prompt_is_read_as_the_text_of_a_data_set_is(write, run, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"\xef\xbb\xbfROMEO:\r\n")
@@ -105,6 +99,8 @@ def test_the_file_of_a_prompt_is_read_as_the_text_of_a_data_set_is(write, run, t
     path.write_bytes("abc\x80".encode("latin-1"))
     said = error(f"--out_dir={run}", "--device=cpu", f"--start=FILE:{path}")
     assert said.startswith(f"{path}: not UTF-8 at byte 3: convert it, as in iconv ")
+    path.unlink()
+    assert "No such file" in error(f"--out_dir={run}", "--device=cpu", f"--start=FILE:{path}")
 
 
 def test_a_prompt_longer_than_block_size_is_cut_with_a_notice(write):
@@ -121,21 +117,11 @@ def test_padding_of_the_vocabulary_is_not_drawn(write, tmp_path):
         assert len(text) == 1 + NEW and set(text) <= set(SYMBOLS)
 
 
-def test_the_matmuls_may_be_in_another_dtype(write, monkeypatch):
-    loaded = []
-
-    def load(*arguments):
-        loaded.append(load_model(*arguments))
-        return loaded[-1]
-
-    monkeypatch.setattr(sample, "load_model", load)
-    for dtype in ("float32", "bfloat16"):
-        write(dtype=dtype)
-        model, _ = loaded[-1]
-        assert model(jnp.zeros((1, 2), jnp.int32)).dtype == jnp.float32
-        assert (
-            model.how.dtype == model.blocks.attn.c_q.how.dtype == model.blocks.attn.c_q.weight.dtype == dtype
-        )
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_matmuls_may_be_in_another_dtype(run, dtype):
+    model, _ = load_model(sample.SampleOptions(out_dir=str(run), dtype=dtype))
+    assert model.how.dtype == model.blocks.attn.c_q.how.dtype == model.blocks.attn.c_q.weight.dtype == dtype
+    assert model(jnp.zeros((1, 2), jnp.int32)).dtype == jnp.float32
 
 
 def test_the_first_sample_appears_as_it_is_made(capsys):
@@ -190,58 +176,33 @@ def test_the_checkpoint_may_be_the_best_or_that_of_an_iteration(write, run, tmp_
     "argument, says",
     [
         ("--num_samples=100000000", "too little memory: RESOURCE_EXHAUSTED"),
-        ("--top_p=-0.1", "--top_p is -0.1: it should be greater than or equal to 0"),
         ("--checkpoint=7", "none is of iteration 7: give --checkpoint=last, or one of [0]"),
         ("--checkpoint=best", "none has a validation loss: give --checkpoint=last, or one of [0]"),
         (
             "--checkpoint=first",
             "--checkpoint is 'first': it should be a valid integer or it should be 'best'",
         ),
-        ("--checkpoint=-1", "--checkpoint is -1: it should be greater than or equal to 0"),
-        ("--top_k=3000000000", "--top_k is 3000000000: it should be less than 2147483648"),
-        ("--min_p=1", "--min_p is 1: it should be less than 1"),
-        ("--repetition_penalty=0", "--repetition_penalty is 0: it should be greater than or equal to 0.01"),
-        ("--presence_penalty=3", "--presence_penalty is 3: it should be less than or equal to 2"),
         ("--stop_token_ids=a", "--stop_token_ids is 'a': expected token ids, as in 50256,13"),
         ("--stop_token_ids=3,17", "--stop_token_ids: there is no token 17; the model's are 0 to 16"),
         ("--logit_bias=3:101", "--logit_bias is '3:101': expected -100 to 100 for tokens, as in 13:-100,"),
         ("--logit_bias=99:1", "--logit_bias: there is no token 99; the model's are 0 to 16"),
         ("--start=", "--start='': gives no token"),
         ("--start=Zoé", "--start='Zoé' (the text 'Zoé' cannot be encoded"),
-        ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
         ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),
-        ("--batch_size=1", "--batch_size is not an option; see --help"),
     ],
 )
 def test_a_bad_option_is_one_line(run, argument, says):
     assert says in error(f"--out_dir={run}", "--device=cpu", argument)
 
 
-@pytest.mark.parametrize(
-    "content, says", [(None, "No such file"), (b"", "no token"), (b"\xff\xfe", "not UTF-8 at byte 0")]
-)
-def test_a_bad_prompt_file_is_one_line(run, tmp_path, content, says):
-    path = tmp_path / "prompt.txt"
-    if content is not None:
-        path.write_bytes(content)
-    text = error(f"--out_dir={run}", "--device=cpu", f"--start=FILE:{path}")
-    assert says in text
-
-
 def test_the_folder_of_a_run_in_place_of_weights_is_one_line(run):
     says = f"init_from={run} is the folder of a run: give --out_dir={run} instead"
     assert error(f"--init_from={run}", "--device=cpu") == says
+    text = error("--init_from=gpt2", "--checkpoint=best")
+    assert text == "--checkpoint=best: gpt2 is no run: use --out_dir"
 
 
 # --- as a command -----------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_text_to_stdout_and_notices_to_stderr(write, run):
-    arguments = [f"--out_dir={run}", "--num_samples=2", f"--max_new_tokens={NEW}", "--device=cpu"]
-    done = run_python("sample.py", *arguments, "--compile=False")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(f"{text}\n{sample.SEPARATOR}\n" for text in write()[0])
-    assert done.stderr == "note: compile is for PyTorch only and is ignored\n"
 
 
 def test_a_reader_that_leaves_early_causes_no_traceback(run):

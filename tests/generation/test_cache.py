@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from fast import How
@@ -41,38 +40,6 @@ def test_the_cache_gives_what_the_whole_sequence_gives(shape):
     tokens = random_tokens(model.config)
     features, _ = in_chunks(model, tokens, [4, 5, 6, 10, 11, 15])
     assert distance(features, jax.jit(GPT.features)(model, tokens)) < FLOAT32_ROUNDING
-
-
-@pytest.mark.parametrize("position, window", [("learned", None), ("rope", 4)])
-def test_each_row_has_a_length_of_its_own(position, window):
-    """Rows of 3, 9 and 0 tokens read 4 more together, as each would alone."""
-    model = large(changed(TINY, position=position, n_kv_head=2, window=window))
-    tokens, lengths = random_tokens(model.config, B=3), np.array([3, 9, 0])
-    _, cache = in_chunks(model, tokens, [])  # what is behind a row's length is not read
-    following = jnp.stack([row[n : n + 4] for row, n in zip(tokens, lengths, strict=True)])
-    features, _ = forward(model, following, cache, lengths)
-    whole = jax.jit(GPT.features)(model, tokens)
-    for row, n in enumerate(lengths):
-        assert distance(features[row], whole[row, n : n + 4]) < FLOAT32_ROUNDING
-
-
-@pytest.mark.parametrize(
-    "shape, ends",
-    [
-        (dict(position="learned"), [1, 5, 6, 7, 11, 15]),
-        (dict(position="rope"), [4, 8, 12]),
-        (dict(position="rope", window=3), [*range(1, 16)]),
-    ],
-)
-def test_the_cache_begins_anew_at_end_of_text_as_training_does(shape, ends):
-    """Documents begin within a chunk, at its first token, and after its last one."""
-    eot = 0  # which pads as well
-    model = large(changed(TINY, n_kv_head=2, document_start=eot, **shape))
-    tokens = 1 + random_tokens(changed(TINY, vocab_size=64))
-    tokens = tokens.at[0, jnp.array([4, 5, 11])].set(eot).at[1, jnp.array([0, 6])].set(eot)
-    features, cache = in_chunks(model, tokens, ends)
-    assert distance(features, jax.jit(GPT.features)(model, tokens)) < FLOAT32_ROUNDING
-    assert cache.documents[:, 0, -1, 0].tolist() == [11, 6]
 
 
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])

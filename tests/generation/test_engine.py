@@ -137,15 +137,6 @@ def test_attention_reads_no_more_of_the_cache_than_holds_all_rows(long_model, mo
     )
 
 
-def test_short_prompts_are_read_together_as_far_as_a_long_one_at_once(long_model):
-    short, long = np.zeros(10, np.int32), np.zeros(100, np.int32)
-    for prompts, n in [([short] * 9, 8), ([long, short], 0), ([short, long], 1)]:
-        engine = Engine(long_model, 9)
-        for prompt in prompts:
-            engine.add(Request(prompt, jax.random.key(0), 5))
-        assert [(piece.slot, len(piece.tokens)) for piece in engine.step()] == [(i, 1) for i in range(n)]
-
-
 def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
     """Prompts of one token need no reading, and one whose probabilities are asked for is read alone."""
     calls = []

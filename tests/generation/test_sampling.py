@@ -37,19 +37,19 @@ def kept_by(warper):
     return torch.isfinite(warper(None, torch.tensor(LOGITS))).numpy()
 
 
-@pytest.mark.parametrize("k", [1, 2, 10, V - 1, V])
+@pytest.mark.parametrize("k", [1, 10, V])
 def test_top_k_keeps_what_transformers_keeps(k):
     kept = np.isfinite(keep_top_k(LOGITS, k))
     assert (kept.sum(axis=-1) == k).all()
     np.testing.assert_array_equal(kept, kept_by(TopKLogitsWarper(k)))
 
 
-@pytest.mark.parametrize("p", [0.0, 1e-6, 0.1, 0.5, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.9, 0.999])
 def test_top_p_keeps_what_transformers_keeps(p):
     np.testing.assert_array_equal(np.isfinite(keep_top_p(LOGITS, p)), kept_by(TopPLogitsWarper(p)))
 
 
-@pytest.mark.parametrize("p", [0.0, 1e-3, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
 def test_min_p_keeps_what_transformers_keeps(p):
     np.testing.assert_array_equal(np.isfinite(keep_min_p(LOGITS, p)), kept_by(MinPLogitsWarper(p)))
 
@@ -67,8 +67,7 @@ def penalized(prompt, text, bias=(), tallied=2, **settings):
     return sampling.penalize(jnp.asarray(LOGITS), tally, *rest)
 
 
-@pytest.mark.parametrize("tallied", [0, 1, 3])
-@pytest.mark.parametrize("penalty", [0.8, 1.3])
+@pytest.mark.parametrize("penalty, tallied", [(0.8, 0), (1.3, 1), (1.3, 3)])
 def test_a_repetition_penalty_changes_what_transformers_changes(penalty, tallied):
     given = torch.tensor([[3, 9, 9, 5, 9]]).repeat(B, 1)
     expected = RepetitionPenaltyLogitsProcessor(penalty)(given, torch.tensor(LOGITS)).numpy()
@@ -106,8 +105,10 @@ def test_a_row_without_penalties_keeps_every_bit_beside_one_that_has_some():
     assert (changed[0] != LOGITS[0]).all()
 
 
-@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 8, "top_p": 0.8}])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize(
+    "temperature, settings",
+    [(1.0, {}), (0.5, {"top_k": 5}), (1.7, {"top_p": 0.7}), (1.7, {"top_k": 8, "top_p": 0.8})],
+)
 def test_draws_have_the_frequencies_that_transformers_gives(temperature, settings):
     """The statistic of Pearson's chi-squared test, with a fixed key, below its 99.9% quantile."""
     n, logits = 20_000, LOGITS[:1, :12] / 3
@@ -133,26 +134,11 @@ def test_temperature_0_is_greedy():
     assert tokens.dtype == jnp.int32
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-6}, {"top_p": 0}, {"temperature": 1e-30}])
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 0}, {"temperature": 1e-30}])
 def test_the_narrowest_settings_leave_only_the_likeliest(settings):
     np.testing.assert_array_equal(sample(LOGITS, keys(B), **settings), LOGITS.argmax(axis=-1))
 
 
-@pytest.mark.parametrize(
-    "settings", [{"top_k": V}, {"top_k": 0}, {"top_k": -1}, {"top_p": 1.0}, {"top_k": V, "top_p": 1.0}]
-)
+@pytest.mark.parametrize("settings", [{"top_k": 0}, {"top_k": -1}, {"top_k": V, "top_p": 1.0}])
 def test_the_widest_settings_change_nothing(settings):
     np.testing.assert_array_equal(sample(LOGITS, keys(B), **settings), sample(LOGITS, keys(B)))
-
-
-def test_a_row_alone_draws_what_it_draws_among_others():
-    together = sample(LOGITS, keys(B), temperature=0.9, top_k=20, top_p=0.9)
-    for row in (0, 7, B - 1):
-        one = slice(row, row + 1)
-        alone = sample(LOGITS[one], keys(B)[one], temperature=0.9, top_k=20, top_p=0.9)
-        assert alone.tolist() == [together[row]]
-
-
-def test_keys_decide_the_draw():
-    first, again, other = (sample(LOGITS, keys(B, seed)) for seed in (0, 0, 1))
-    assert (first == again).all() and (first != other).any()
