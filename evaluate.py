@@ -21,7 +21,6 @@ import json
 import math
 import time
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,7 +28,7 @@ import equinox as eqx
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 from scipy.stats import binomtest
 from tqdm import tqdm
 
@@ -39,13 +38,14 @@ from common.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, Meta, TokenFile, prepare_if_missing
 from data.spans import document_bytes
-from data.tasks import Question, named_tasks, questions
+from data.tasks import named_tasks
 from data.tokenizer import document_start, end_of_text, same_tokens
-from generation.sampling import GREEDY, PLAIN, Settings
+from generation.sampling import GREEDY, PLAIN
 from model import GPT
 from parallel.machines import on_devices, on_process_0
 from parallel.mesh import batch_shape, check_fit, distribute
 from rewards.answers import Sampler
+from rewards.evaluation import held_out
 from runs.checkpoint import latest_manifest
 from runs.load import is_run, load_model, tokenizer_of
 
@@ -187,28 +187,25 @@ def find_dataset(tokenizer: dict | None, V: int, options: EvaluateOptions) -> tu
 
 # Answers to questions
 
-Right = dict[str, Bool[np.ndarray, " N"]]  # which answers are, greedy ones and sampled ones
-
 
 def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
     """Print and return each model's shares of right answers, by task. Raises UserError."""
     if jax.sharding.get_mesh().size > 1:
         raise UserError("--tasks is answered on one device: give --mesh=data:1")
     tasks = named_tasks(options.tasks)
-    asked = {task: list(islice(questions(task, "test", 0), options.questions)) for task in tasks}
     first = options.out_dir if options.init_from == "resume" else options.init_from
     sources = {first: options}
     for name in options.beside.split(",") if options.beside else []:
         source = dict(init_from="resume", out_dir=name) if is_run(name) else dict(init_from=name)
         sources.setdefault(name, replace(options, checkpoint="last", **source))
-    right = {name: right_answers(source, asked) for name, source in sources.items()}
+    right = {name: right_answers(source, tasks) for name, source in sources.items()}
     models = {name: {task: {} for task in tasks} for name in sources}
     for how in ("greedy", "sampled"):
         print(f"{how}: right of {options.questions} held-out questions of each task")
         for task in tasks:
             shown = []
             for name, of_model in right.items():
-                found = compare(of_model[task][how], right[first][task][how])
+                found = compare(of_model[how][task], right[first][how][task])
                 models[name][task][how] = found
                 share, low, high = (100 * x for x in found[:3])
                 beside = "" if name == first else f" p={found[3]:.2g}"
@@ -217,24 +214,21 @@ def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
     return {"questions": options.questions, "models": models}
 
 
-def right_answers(source: EvaluateOptions, asked: dict[str, list[Question]]) -> dict[str, Right]:
-    """Answer each task's questions with the model that the options name."""
+def right_answers(source: EvaluateOptions, tasks: list[str]) -> dict[str, dict[str, np.ndarray]]:
+    """Return which answers of a model are right, 1 or 0: greedy and sampled ones, by task."""
     model, description = load_model(source)
     tokenizer = tokenizer_of(description, source.init_from, source.out_dir)
     sampler = Sampler(tokenizer, source.max_new_tokens, pretrained=source.init_from != "resume")
-
-    def right(each: list[Question], settings: Settings) -> np.ndarray:
-        return np.array([answer.reward == 1 for answer in sampler(model, each, jax.random.key(0), settings)])
-
     return {
-        task: {"greedy": right(each, GREEDY), "sampled": right(each, PLAIN)} for task, each in asked.items()
+        how: held_out(model, tasks, "test", source.questions, sampler, settings)
+        for how, settings in (("greedy", GREEDY), ("sampled", PLAIN))
     }
 
 
-def compare(right: Bool[np.ndarray, " N"], first: Bool[np.ndarray, " N"]) -> list[float]:
+def compare(right: Float[np.ndarray, " N"], first: Float[np.ndarray, " N"]) -> list[float]:
     """Return the share of right answers, its interval's ends, and p of McNemar's test beside the first."""
     interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-    only, only_first = int((right & ~first).sum()), int((first & ~right).sum())
+    only, only_first = int((right > first).sum()), int((right < first).sum())
     p = binomtest(only, only + only_first).pvalue if only + only_first else 1.0
     return [right.mean(), interval.low, interval.high, p]
 

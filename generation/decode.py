@@ -93,7 +93,7 @@ def forward_with_cache(
     x = model.embed(tokens, positions)
     for i, block in enumerate(blocks):
         x = block(x, partial(attend, keys[i], values[i]))
-    keys, values = jax.tree.map(jax.freeze, (keys, values))
+    keys, values = jax.tree.map(lambda written: written[...], (keys, values))
     return model.ln_f(x), Cache(keys, values, documents)
 
 

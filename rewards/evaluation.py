@@ -8,11 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 from pydantic_core import from_json
 
 from common.files import write_whole
-from data.tasks import named_tasks, questions
-from generation.sampling import GREEDY
+from data.tasks import Split, named_tasks, questions
+from generation.sampling import GREEDY, Settings
 from model import GPT
 from rewards.answers import Sampler
 from rewards.options import RewardOptions
@@ -21,13 +22,22 @@ from rewards.policy import advantages, compiled_log_probabilities, rows_of
 SHOWN = 2  # questions of each task whose answers the page shows, as they are at each evaluation
 
 
+def held_out(
+    model: GPT, tasks: list[str], split: Split, n: int, sampler: Sampler, settings: Settings
+) -> dict[str, Float[np.ndarray, " n"]]:
+    """Return the rewards of answers to n questions of each task, which no model has learned."""
+    rewards = {}
+    for task in tasks:
+        asked = list(islice(questions(task, split, 0), n))
+        answers = sampler(model, asked, jax.random.key(0), settings)
+        rewards[task] = np.array([answer.reward for answer in answers])
+    return rewards
+
+
 def examine(model: GPT, own: RewardOptions, sampler: Sampler) -> dict[str, float]:
     """Return the mean rewards of greedy answers to held-out questions, of all tasks and of each."""
-    means = {}
-    for task in named_tasks(own.tasks):
-        asked = list(islice(questions(task, "val", 0), own.tested))
-        answers = sampler(model, asked, jax.random.key(0), GREEDY)
-        means[f"val/{task}"] = sum(answer.reward for answer in answers) / len(answers)
+    rewards = held_out(model, named_tasks(own.tasks), "val", own.tested, sampler, GREEDY)
+    means = {f"val/{task}": float(of_task.mean()) for task, of_task in rewards.items()}
     return {"val/reward": sum(means.values()) / len(means)} | means
 
 

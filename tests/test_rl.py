@@ -343,7 +343,7 @@ def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, cap
 
 def test_models_are_compared_by_the_questions_that_one_alone_answers_rightly():
     """By McNemar's exact test: of 8 such questions, a fair coin gives one 0, 1, 7 or 8 in 18 of 256 cases."""
-    first, other = np.repeat([[1, 0], [0, 1], [1, 1], [0, 0]], [7, 1, 20, 30], axis=0).T == 1
+    first, other = np.repeat([[1, 0], [0, 1], [1, 1], [0, 0]], [7, 1, 20, 30], axis=0).T * 1.0
     share, low, high, p = evaluate.compare(other, first)
     assert (share, p) == (pytest.approx(21 / 58), pytest.approx(18 / 256)) and low < share < high
 
