@@ -94,13 +94,7 @@ def main(argv: list[str]) -> None:
 def evaluate_on_text(options: EvaluateOptions) -> dict[str, Any]:
     """Print and return the mean loss over the split, and figures derived from it. Raises UserError."""
     model, tokenizer = load_model(options)
-    most = model.config.block_size
-    T = options.block_size or most
-    stride = options.stride or max(1, T // 2)
-    if T > most:
-        raise UserError(f"--block_size is {T}, but the model reads {most}: give 1 to {most}")
-    if stride > T:
-        raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
+    T, stride = window_and_stride(options, model.config.block_size)
     check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
     name, dataset = find_dataset(tokenizer, model.config.vocab_size, options)
     batches = Batches(dataset.tokens(options.split), options.batch_size, T, seed=0)  # the seed is not used
@@ -131,6 +125,17 @@ def evaluate_on_text(options: EvaluateOptions) -> dict[str, Any]:
         "bits_per_byte": per_byte,
         "tokens_per_second": n / seconds,
     }
+
+
+def window_and_stride(options: EvaluateOptions, most: int) -> tuple[int, int]:
+    """Return the tokens of a window, and from one window to the next. Raises UserError."""
+    T = options.block_size or most
+    if T > most:
+        raise UserError(f"--block_size is {T}, but the model reads {most}: give 1 to {most}")
+    stride = options.stride or max(1, T // 2)
+    if stride > T:
+        raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
+    return T, stride
 
 
 def predicted_bytes(tokens: TokenFile, meta: Meta) -> int:

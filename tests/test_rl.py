@@ -63,15 +63,26 @@ def learn(base, out, **options) -> int:
 
 
 @jax.jit
-def log_softmax(model, row):
-    return jax.nn.log_softmax(model(row[None])[0])
+def logits_of_row(model, row):
+    return model(row[None])[0]
 
 
-def logprobs_after(model, ids) -> np.ndarray:
-    """Return log p of every token after each of the ids; a causal model does not see what fills the row."""
+def logprobs_after(model, ids, V=None) -> np.ndarray:
+    """Return log p of the first V tokens after each of the ids; a causal model does not see what follows."""
     row = np.zeros(SHAPE["block_size"], np.int32)
     row[: len(ids)] = ids
-    return np.asarray(log_softmax(model, row))[: len(ids)]
+    return np.asarray(jax.nn.log_softmax(logits_of_row(model, row)[: len(ids), :V]))
+
+
+def logprobs_of(model, line, answer, V=None) -> np.ndarray:
+    """Return log p of the tokens of an answer in a line of rollouts.jsonl."""
+    logprobs = logprobs_after(model, [*line["prompt"], *answer["tokens"][:-1]], V)
+    n = len(answer["tokens"])
+    return logprobs[-n:][np.arange(n), answer["tokens"]]
+
+
+def rollouts(out) -> list[dict]:
+    return [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
 
 
 def test_advantages_are_rewards_less_the_mean_of_their_group():
@@ -142,7 +153,7 @@ def test_the_engine_draws_with_the_probabilities_that_training_computes(learned)
 
 
 def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
-    lines = [json.loads(line) for line in (learned / "rollouts.jsonl").read_text().splitlines()]
+    lines = rollouts(learned)
     assert [(line["iter"], line["task"]) for line in lines] == [
         (i, task) for i in (0, 4) for task in ("add", "add", "reverse", "reverse")
     ]
@@ -150,10 +161,7 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
     for line in lines:
         assert len(line["answers"]) == 4 and sum(answer["advantage"] for answer in line["answers"]) == 0
         for answer in line["answers"]:
-            logprobs = logprobs_after(start, [*line["prompt"], *answer["tokens"][:-1]])
-            n = len(answer["tokens"])
-            expected = logprobs[-n:][np.arange(n), answer["tokens"]]
-            np.testing.assert_allclose(answer["before"], expected, atol=1e-4)
+            np.testing.assert_allclose(answer["before"], logprobs_of(start, line, answer), atol=1e-4)
             moved = np.abs(np.array(answer["before"]) - answer["logprobs"]).max()
             assert moved < 1e-4 if line["iter"] == 0 else moved > 1e-3
 
@@ -183,12 +191,9 @@ def test_learning_is_on_policy_where_a_models_vocabulary_is_padded(base, padded,
     steps = [r for r in records(tmp_path / "out") if "ms" in r]
     assert len(steps) == 2 and all(r["difference"] < 1e-5 for r in steps)
     model = load_run(str(padded))[0]
-    for line in map(json.loads, (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()):
+    for line in rollouts(tmp_path / "out"):
         for answer in line["answers"]:
-            ids, n = [*line["prompt"], *answer["tokens"]], len(answer["tokens"])
-            nats = np.asarray(model(np.array(ids[:-1])[None])[0, -n:, :300], float)
-            expected = nats[np.arange(n), answer["tokens"]] - np.log(np.exp(nats).sum(-1))
-            np.testing.assert_allclose(answer["before"], expected, atol=1e-4)
+            np.testing.assert_allclose(answer["before"], logprobs_of(model, line, answer, 300), atol=1e-4)
 
 
 def test_a_tokenizer_that_is_larger_than_the_model_answers_with_the_models_tokens(base, padded, tmp_path):
@@ -212,7 +217,7 @@ def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns():
 
 
 def test_what_chooses_the_best_checkpoint_is_not_what_evaluate_reports(learned):
-    lines = [json.loads(line) for line in (learned / "rollouts.jsonl").read_text().splitlines()]
+    lines = rollouts(learned)
     for task in ("add", "reverse"):
         shown = {line["question"] for line in lines if line["task"] == task}
         assert shown and not shown & {q.text for q in islice(questions(task, "test", 0), 500)}
@@ -389,16 +394,12 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
     rl.main(words(out_dir=tmp_path / "twice", init_from="resume", max_iters=4))
     once, twice = (load_run(str(tmp_path / out))[0] for out in ("once", "twice"))
     assert_same_bits(once, twice)
+    names = ("iter", "loss", "kl", "val/reward")
     ours, theirs = (
-        [
-            {k: v for k, v in r.items() if k in ("iter", "loss", "kl", "val/reward")}
-            for r in records(tmp_path / out)
-        ]
-        for out in ("once", "twice")
+        [{name: r.get(name) for name in names} for r in records(tmp_path / out)] for out in ("once", "twice")
     )
-    assert ours == theirs and any("kl" in r for r in ours)
-    once, twice = ((tmp_path / out / "rollouts.jsonl").read_text() for out in ("once", "twice"))
-    assert once == twice
+    assert ours == theirs and any(r["kl"] for r in ours)
+    assert rollouts(tmp_path / "once") == rollouts(tmp_path / "twice")
     assert "tasks=add, but " in refusal(
         rl.main, words(out_dir=tmp_path / "twice", init_from="resume", tasks="add")
     )
@@ -417,10 +418,11 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
         ),
     ],
 )
-def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, base, tmp_path, monkeypatch):
+def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, tmp_path, monkeypatch):
     monkeypatch.setattr(answers, "PATIENCE", 0.2)
-    text = refusal(learn, base, tmp_path / "out", reward=reward(tmp_path, code))
-    assert text.startswith("the reward of an answer to '") and says in text
+    check = answers.load_reward(reward(tmp_path, code))
+    text = refusal(answers.score, check, Question("add", "", "1 + 1?", "2"), "3")
+    assert text.startswith("the reward of an answer to '1 + 1?'") and says in text
 
 
 @pytest.mark.parametrize(
