@@ -62,7 +62,8 @@ def save_reference(folder, reference, dataset, tokenizer):
     options = replace(options, n_layer=3, n_head=4, n_embd=48, block_size=T, device="cpu")
     state = create_state(model_config(options, V), options)
     state = eqx.tree_at(lambda state: state.model, state, as_gpt("gpt2", dict(reference.named_parameters())))
-    return save_run(folder, state, Manifest(options, V, tokenizer))
+    learned = Dataset(str(dataset)).meta.sha256
+    return save_run(folder, state, Manifest(options, V, tokenizer, sha256=learned))
 
 
 @pytest.fixture
@@ -297,12 +298,11 @@ def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
     assert "val.bin: token 65 is not of the model's vocabulary of 65" in text
 
 
-def test_a_data_set_that_is_another_text_than_the_run_learned_is_refused(tiny, tiny_data, tmp_path):
-    data = shutil.copytree(tiny_data, tmp_path / "data")
-    train.main(tiny(tmp_path / "run", dataset=data, max_iters=1))
-    evaluate.main(words := [f"--out_dir={tmp_path / 'run'}", "--device=cpu", "--mesh=data:1"])
-    ids = np.arange(300) % 28
-    write_dataset(data, ids, ids, from_json(Dataset(str(data)).meta.tokenizer), "another text")
+def test_a_data_set_that_is_another_text_than_the_run_learned_is_refused(reference, dataset, tmp_path):
+    data = shutil.copytree(dataset, tmp_path / "data")
+    run = save_reference(tmp_path / "run", reference, data, TOKENIZER.description)
+    evaluate.main(words := [f"--out_dir={run}", "--device=cpu", "--mesh=data:1"])
+    write_dataset(data, ids := np.arange(300) % V, ids, TOKENIZER, "another text")
     for given in (words, [*words, f"--dataset={data}"], [*words, f"--dataset={os.path.relpath(data)}"]):
         assert "data was prepared anew, of another text" in refusal(evaluate.main, given)
     evaluate.main([*words, f"--dataset={shutil.copytree(data, tmp_path / 'copy')}"])

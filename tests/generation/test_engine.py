@@ -47,9 +47,7 @@ def request(seed: int, **settings) -> Request:
 
 def alone(model, request: Request) -> list[int]:
     """Return the tokens of a request that has the whole engine, without slots for others."""
-    engine = Engine(model, 1)
-    engine.add(request)
-    return [token for piece in pieces(engine) for token in piece.tokens.tolist()]
+    return together(Engine(model, 1), [request])[0]
 
 
 def pieces(engine: Engine) -> Iterator[Piece]:
