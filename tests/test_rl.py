@@ -23,6 +23,7 @@ from data.tokenizer import from_json
 from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
 from fast import How, faster
+from generation.decode import limit_vocabulary
 from rewards import answers, policy
 from rewards.evaluation import write_rollouts
 from rewards.options import RewardOptions
@@ -31,7 +32,8 @@ from runs.load import load_run
 from tests.helpers import FLOAT32_ROUNDING, ROOT, assert_same_bits, contents, named_arrays, records, refusal
 
 SHAPE = dict(n_layer=1, n_head=2, n_embd=32, block_size=96, position="rope", unroll=1)
-SHAPE |= dict(document_mask=True, dtype="float32")
+SHAPE |= dict(document_mask=True, dtype="float32", vocab_size=400)
+V = 300  # tokens of its tokenizer, which alone are drawn
 
 
 def words(**options) -> list[str]:
@@ -44,7 +46,7 @@ def base(tmp_path_factory):
     there = tmp_path_factory.mktemp("rl")
     write_tasks([f"--to={there}/a.jsonl", "--n=400", "--tasks=add,count,reverse"])
     texts = (m["content"] for line in (there / "a.jsonl").open() for m in json.loads(line)["messages"])
-    save(train_tokenizer(texts, 300), there / "tokenizer")
+    save(train_tokenizer(texts, V), there / "tokenizer")
     data = dict(source=there / "a.jsonl", tokenizer=there / "tokenizer", to=there / "chat", chat=True)
     prepare(words(**data, block_size=96, val_fraction=0.1))
     options = SHAPE | dict(dataset=there / "chat", out_dir=there / "run", batch_size=8, max_iters=80)
@@ -67,16 +69,16 @@ def logits_of_row(model, row):
     return model(row[None])[0]
 
 
-def logprobs_after(model, ids, V=None) -> np.ndarray:
-    """Return log p of the first V tokens after each of the ids; a causal model does not see what follows."""
+def logprobs_after(model, ids) -> np.ndarray:
+    """Return log p of each token after each of the ids; a causal model does not see what fills the row."""
     row = np.zeros(SHAPE["block_size"], np.int32)
     row[: len(ids)] = ids
     return np.asarray(jax.nn.log_softmax(logits_of_row(model, row)[: len(ids), :V]))
 
 
-def logprobs_of(model, line, answer, V=None) -> np.ndarray:
+def logprobs_of(model, line, answer) -> np.ndarray:
     """Return log p of the tokens of an answer in a line of rollouts.jsonl."""
-    logprobs = logprobs_after(model, [*line["prompt"], *answer["tokens"][:-1]], V)
+    logprobs = logprobs_after(model, [*line["prompt"], *answer["tokens"][:-1]])
     n = len(answer["tokens"])
     return logprobs[-n:][np.arange(n), answer["tokens"]]
 
@@ -107,7 +109,7 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
         text[: len(answer.prompt) + len(answer.tokens)] = [*answer.prompt, *answer.tokens]
 
     def expected(model):
-        logprobs = jax.nn.log_softmax(model(texts))
+        logprobs = jax.nn.log_softmax(model(texts)[..., :V])
         of_answers = [
             logprobs[i, np.arange(len(a.prompt) - 1, len(a.prompt) + len(a.tokens) - 1), a.tokens].sum()
             for i, a in enumerate(drawn)
@@ -117,7 +119,11 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
     @jax.jit
     def found(model, x, y, of_rows):
         frozen = jax.tree.map(lambda _: None, model)
-        return policy.policy_gradient(model, frozen, lambda model: faster(model, How()), x, y, of_rows)
+
+        def compute(model):
+            return limit_vocabulary(faster(model, How()), V)
+
+        return policy.policy_gradient(model, frozen, compute, x, y, of_rows)
 
     loss, gradients = jax.jit(jax.value_and_grad(expected))(model)
     for A in (1, 4):
@@ -147,6 +153,7 @@ def learned(base):
 
 
 def test_the_engine_draws_with_the_probabilities_that_training_computes(learned):
+    """Both among the tokenizer's tokens alone, of which the model has more."""
     steps = [r for r in records(learned) if "difference" in r]
     assert len(steps) == 4 and all(r["difference"] < 1e-5 for r in steps)
     assert steps[0]["grad_norm"] > 0  # the weights have changed between them
@@ -177,28 +184,9 @@ def test_a_run_without_advantages_moves_no_weight_and_says_so(base, tmp_path, ca
     assert [line.split(": ")[:2] for line in notes] == [["note", "iter 2"], ["note", "iter 3"]]
 
 
-@pytest.fixture(scope="module")
-def padded(base):
-    """A run of a model with 400 tokens, 100 more than its tokenizer, with random weights."""
-    options = SHAPE | dict(dataset=base / "chat", out_dir=base / "padded", vocab_size=400, max_iters=0)
-    train.main(words(**options, eval_iters=1, batch_size=8, device="cpu", mesh="data:1"))
-    return base / "padded"
-
-
-def test_learning_is_on_policy_where_a_models_vocabulary_is_padded(base, padded, tmp_path):
-    """Answers are drawn from the tokenizer's tokens alone, as a step computes their probabilities."""
-    learn(base, tmp_path / "out", init_from=padded, kl=0.1, learning_rate=1e-2, max_iters=2)
-    steps = [r for r in records(tmp_path / "out") if "ms" in r]
-    assert len(steps) == 2 and all(r["difference"] < 1e-5 for r in steps)
-    model = load_run(str(padded))[0]
-    for line in rollouts(tmp_path / "out"):
-        for answer in line["answers"]:
-            np.testing.assert_allclose(answer["before"], logprobs_of(model, line, answer, 300), atol=1e-4)
-
-
-def test_a_tokenizer_that_is_larger_than_the_model_answers_with_the_models_tokens(base, padded, tmp_path):
+def test_a_tokenizer_that_is_larger_than_the_model_answers_with_the_models_tokens(base):
     """As where a tokenizer got tokens that the weights do not know; a prompt that has one is refused."""
-    model, manifest, _ = load_run(str(padded))
+    model, manifest, _ = load_run(str(base / "run"))
     sampler, asked = answers.Sampler(from_json(manifest.tokenizer), 6), [Question("add", "", "to", "")] * 8
     few, fewer = (replace(model.config, vocab_size=V).build(jax.random.key(0)) for V in (299, 40))
     assert max(max(answer.tokens) for answer in sampler(few, asked, jax.random.key(0))) < 299

@@ -16,7 +16,7 @@ from config.options import Options
 from data.tokenizer import CharTokenizer
 from runs.checkpoint import Manifest
 from runs.load import load_model
-from tests.helpers import DEADLINE, refusal, save_overfitted, save_run, start_python
+from tests.helpers import refusal, save_overfitted, save_run
 from training.state import create_state, model_config
 
 SYMBOLS = "\n :ROMEabcdefghij"
@@ -200,18 +200,6 @@ def test_the_folder_of_a_run_in_place_of_weights_is_one_line(run):
     assert error(f"--init_from={run}", "--device=cpu") == says
     text = error("--init_from=gpt2", "--checkpoint=best")
     assert text == "--checkpoint=best: gpt2 is no run: use --out_dir"
-
-
-# --- as a command -----------------------------------------------------------------------------------------
-
-
-def test_a_reader_that_leaves_early_causes_no_traceback(run):
-    arguments = [f"--out_dir={run}", "--max_new_tokens=100000", "--device=cpu"]
-    process = start_python("sample.py", *arguments)
-    process.stdout.read(10)
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait(DEADLINE) == 141  # as of a program that SIGPIPE ended
 
 
 def test_a_tokenizer_of_another_model_is_one_line(tmp_path):

@@ -140,7 +140,7 @@ def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
         return prefill(decoder, cache, chunk, bucket)
 
     requests = [
-        Request(np.arange(P, dtype=np.int32) % V, jax.random.key(P), 20, prompt_logprobs=P == 16)
+        Request(np.arange(P, dtype=np.int32) % V, jax.random.key(P), 5, prompt_logprobs=P == 16)
         for P in (9, 3, 17, 4, 5, 6, 7, 8, 2, 10, 11, 16, 1, 12, 3)
     ]
     expected = [alone(long_model, one) for one in requests]
