@@ -230,16 +230,6 @@ def decode(
     return tokens, likelihood, shard_cache(cache)
 
 
-@partial(jax.jit, donate_argnames="cache")
-def copy_slot(cache: Cache, source: Int[Array, ""], to: Int[Array, ""]) -> Cache:
-    """Copy a slot's keys and values, for another answer to the same prompt."""
-
-    def copy(x):
-        return lax.dynamic_update_slice_in_dim(x, lax.dynamic_slice_in_dim(x, source, 1), to, axis=0)
-
-    return shard_cache(jax.tree.map(copy, cache))
-
-
 def generate(
     model: GPT,
     prompt: Int[np.ndarray, "B P"],

@@ -19,17 +19,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from generation.decode import (
     CHUNK,
     PREFILL_CHUNK,
+    Cache,
     Chunk,
     Likelihood,
     Rows,
-    copy_slot,
     decode,
     prefill,
+    shard_cache,
     start,
 )
 from generation.sampling import GREEDY, PLAIN, Settings, Tally
@@ -292,3 +293,9 @@ class Engine:
 
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))
+
+
+@partial(jax.jit, donate_argnames="cache")
+def copy_slot(cache: Cache, source: Int[Array, ""], to: Int[Array, ""]) -> Cache:
+    """Copy a slot's keys and values, for another answer to the same prompt."""
+    return shard_cache(jax.tree.map(lambda x: x.at[to].set(x[source]), cache))

@@ -73,7 +73,7 @@ def policy_gradient(
 ) -> tuple[Float[Array, ""], GPT, Float[Array, "A B T"]]:
     """Return the sum of -weight x log p(answer), its gradients, and log p of each target.
 
-    A microbatch whose weights are all 0 is left out: it has no gradient.
+    Microbatches whose weights are all 0 have no gradient: they come last, and are left out.
     """
 
     @partial(eqx.filter_value_and_grad, has_aux=True)
@@ -81,18 +81,14 @@ def policy_gradient(
         logprobs = log_probabilities(compute(eqx.combine(weights, frozen)), x, y)
         return -(of_rows * logprobs.sum(-1)).sum(), logprobs
 
-    def add(total, microbatch):
-        (loss, logprobs), gradients = of_microbatch(weights, *microbatch)
-        return jax.tree.map(jnp.add, total, (loss, gradients)), logprobs
-
-    def leave_out(total, microbatch):
-        return total, jnp.full(microbatch[1].shape, jnp.nan)
-
-    def add_if_weighted(total, microbatch):
-        return lax.cond((microbatch[2] != 0).any(), add, leave_out, total, microbatch)
+    def add(i, totals):
+        total, logprobs = totals
+        (loss, found), gradients = of_microbatch(weights, x[i], y[i], weights_of_rows[i])
+        return jax.tree.map(jnp.add, total, (loss, gradients)), logprobs.at[i].set(found)
 
     zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights))
-    (loss, gradients), logprobs = lax.scan(add_if_weighted, zero, (x, y, weights_of_rows))
+    n = (weights_of_rows != 0).any(axis=1).sum()
+    (loss, gradients), logprobs = lax.fori_loop(0, n, add, (zero, jnp.full(y.shape, jnp.nan)))
     return loss, gradients, logprobs
 
 
