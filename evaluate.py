@@ -69,7 +69,7 @@ class EvaluateOptions(ModelOptions):
     tasks: Name | None = None  # answer questions of these instead, as in add,date; all: every task
     questions: Count = 200  # of each task
     max_new_tokens: Count = 32  # tokens of an answer
-    beside: Name | None = None  # runs and folders, with commas between them, to answer the same questions
+    beside: Name | None = None  # to answer the same: folders, and runs' last checkpoints, with commas between
     json: Name | None = None  # file to write the result to as well
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
     coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher
