@@ -96,7 +96,7 @@ class Engine:
         self.sequences: dict[int, Sequence] = {}  # by their slots
         self.unread: list[int] = []  # slots whose prompt is not prefilled yet, in order
         self.rows = Rows.empty(slots, self.vocab_size)
-        self.no_tally = {W: jax.tree.map(jnp.asarray, Tally.empty(W, self.vocab_size)) for W in self.widths}
+        self.no_tally = {W: on_device(Tally.empty(W, self.vocab_size)) for W in self.widths}
         self.decoder, self.cache = start(model, slots, self.block_size)
 
     @property
@@ -255,7 +255,7 @@ class Engine:
         rows = jax.tree.map(lambda x: x[:W], self.rows)
         penalized = any(request.penalized for request, _ in self.sequences.values())
         # A tally that changes nothing is not sent to the device again.
-        rows = rows if penalized else rows._replace(tally=self.no_tally[W])
+        rows = rows._replace(tally=on_device(rows.tally) if penalized else self.no_tally[W])
         tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, np.int32(n), bucket)
         return tokens, likelihood
 
@@ -293,6 +293,11 @@ class Engine:
 
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))
+
+
+def on_device(tally: Tally) -> Tally:
+    """Put a tally on the device, so that with a mesh the same program takes any."""
+    return jax.tree.map(jnp.asarray, tally)
 
 
 @partial(jax.jit, donate_argnames="cache")
