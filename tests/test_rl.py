@@ -404,6 +404,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
             "try:\n        while True: pass\n    except Exception:\n        return 1",
             ": OutOfTime: it took over 0.2 seconds: mend --reward",
         ),
+        ("import time\n    try: time.sleep(9)\n    except: return 1", "OutOfTime: it took over 0.2 seconds"),
     ],
 )
 def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, tmp_path, monkeypatch):
