@@ -3,7 +3,7 @@
     modal run app.py --run-on-remote true                           a first small model, for cents
     modal run app.py --run-on-remote true config/train_gpt2.py      train.py with these words
     modal run app.py --run-on-remote true sample.py --out_dir=big   another command with its words
-    python app.py ...                                               the same here: no account, no network
+    python app.py sample.py ...                                     the same here: no account, no network
     python app.py --dry-run ...                                     what would run there, and at what cost
 
 Words that are not options of the launcher (python app.py --help) are the command's.
@@ -32,7 +32,7 @@ SMALL = LaunchOptions(gpu="L4", timeout_hours=0.5, retries=0)
 def start(argv: list[str]) -> int:
     """Run a command. Return its status. Raises UserError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops a run as Ctrl-C does
-    if "--help" in argv or "-h" in argv:
+    if not argv or "--help" in argv or "-h" in argv:
         show_help(LaunchOptions)
     asked, words = take_options(argv, LaunchOptions)
     options = replace(LaunchOptions() if words else SMALL, **asked)

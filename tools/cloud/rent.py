@@ -31,9 +31,9 @@ ENVIRONMENT = {
 
 def launch(commands: list[list[str]], options: LaunchOptions) -> int:
     """Check commands, and run them at Modal. Return the status of the last that ran. Raises UserError."""
+    given, *_ = [check_options(command) for command in commands]
     say_price(options)
     print(*map(shlex.join, commands), sep="\n", flush=True)
-    given = [check_options(command) for command in commands][0]
     commands = [[script, *map(at_modal, words)] for script, *words in commands]
     script, run, port = commands[0][0], None, None
     if script == "serve.py":  # it is called by a name that is new each time, and its key keeps others out
