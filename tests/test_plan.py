@@ -10,7 +10,7 @@ from config.options import Options
 from data.dataset import load_meta
 from runs.checkpoint import arrays_by_name
 from runs.metrics import count_parameters, flops_per_token
-from tests.helpers import refusal, run_python
+from tests.helpers import flags, refusal, run_python
 from tools.planning import fit
 from tools.planning.fit import GIB, Memory, Planned
 from tools.planning.program import Message
@@ -23,7 +23,7 @@ TINY = dict(
     **dict(n_layer=2, n_head=2, n_embd=128, block_size=128),
     **dict(batch_size=8, gradient_accumulation_steps=2, max_iters=100),
 )
-FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).items()]
+FLAGS = flags(TINY, vocab_size=512)
 
 
 @pytest.mark.parametrize(
