@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -19,11 +20,15 @@ from tokenizers import decoders, models, normalizers, processors
 
 from data import documents
 from data.tokenizer import JsonTokenizer, end_of_text, from_json
+import train
+from config.options import Options
 from parallel.machines import wait_for_simulated_devices
+from runs import start
+from training import evaluation
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
 
-from tests.helpers import OLD_LOOPS, kill_started, write_tiny_data  # noqa: E402
+from tests.helpers import OLD_LOOPS, flags, kill_started, write_tiny_data  # noqa: E402
 
 # Devices for the tests of meshes; the others take the first. The programs that tests start have one.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -73,10 +78,40 @@ def no_program_is_left():
     kill_started()
 
 
+# Options that no compiled program depends on: runs of a module that differ in these alone share programs.
+OUTSIDE = ["out_dir", "dataset", "sampling", "init_from", "overwrite", "max_iters", "log_interval"]
+OUTSIDE += ["eval_interval", "eval_iters", "eval_only", "always_save_checkpoint", "keep_checkpoints"]
+
+
 @pytest.fixture(scope="module", autouse=True)
-def programs_are_freed():
-    """Free a module's programs: each maps memory, and beyond the kernel's 65,530 maps XLA crashes."""
-    yield
+def programs_are_shared_and_freed():
+    """Trace and compile once what `train.main` runs several times in a module, which takes most of its time.
+
+    All is freed then: each program maps memory, and beyond the kernel's 65,530 maps XLA crashes.
+    """
+    defaults = {name: getattr(Options, name) for name in OUTSIDE}
+    programs = {}
+
+    def without_outside(function):
+        return lambda x, options: function(x, replace(options, **defaults))
+
+    def once(compile):
+        def compiled(state, options):
+            leaves, tree = jax.tree.flatten(state)
+            shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
+            key = compile, tree, shapes, options, jax.sharding.get_mesh(), jax.config.read(QUICK)
+            if key not in programs:
+                programs[key] = compile(state, options)
+            return programs[key]
+
+        return without_outside(compiled)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "compile_step", once(train.compile_step))
+        patch.setattr(evaluation, "compile_loss", once(evaluation.compile_loss))
+        for name in ("state_shapes", "create_state", "create_state_around"):
+            patch.setattr(start, name, without_outside(getattr(start, name)))
+        yield
     jax.clear_caches()
 
 
@@ -166,30 +201,26 @@ def tiny_data(tmp_path_factory):
 def tiny(tiny_data):
     """`tiny(out_dir, max_iters=5)` is the command line of a run; what is not given is as below."""
 
-    def command_line(out_dir, **changes) -> list[str]:
-        options = {
-            "out_dir": out_dir,
-            "dataset": tiny_data,
-            "device": "cpu",
-            "mesh": "data:1",
-            "n_layer": 2,
-            "n_head": 2,
-            "n_embd": 16,
-            "block_size": 8,
-            "unroll": 1,  # compiles fastest
-            "batch_size": 4,
-            "gradient_accumulation_steps": 1,
-            "learning_rate": 1e-2,
-            "min_lr": 1e-3,
-            "warmup_iters": 2,
-            "lr_decay_iters": 40,
-            "max_iters": 10,
-            "eval_interval": 5,
-            "eval_iters": 2,
-        }
-        return [f"--{name}={value}" for name, value in (options | changes).items()]
-
-    return command_line
+    options = {
+        "dataset": tiny_data,
+        "device": "cpu",
+        "mesh": "data:1",
+        "n_layer": 2,
+        "n_head": 2,
+        "n_embd": 16,
+        "block_size": 8,
+        "unroll": 1,  # compiles fastest
+        "batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 1e-2,
+        "min_lr": 1e-3,
+        "warmup_iters": 2,
+        "lr_decay_iters": 40,
+        "max_iters": 10,
+        "eval_interval": 5,
+        "eval_iters": 2,
+    }
+    return lambda out_dir, **changes: flags({"out_dir": out_dir} | options, **changes)
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,11 @@ def slowly(*values) -> list:
     return [pytest.param(*value, marks=pytest.mark.slow) for value in each]
 
 
+def flags(options: dict, **changes) -> list[str]:
+    """Return the words of a command line that set these options."""
+    return [f"--{name}={value}" for name, value in (options | changes).items()]
+
+
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
