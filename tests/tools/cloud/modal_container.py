@@ -10,6 +10,7 @@ import itertools
 import os
 import signal
 import sys
+from collections import ChainMap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -33,7 +34,7 @@ for top in /*; do
   elif [ -d "$top" ]; then mkdir "$root$top"; mount --rbind "$top" "$root$top"
   fi
 done
-while [ "$1" != -- ]; do mount --bind "$1" "$root$2"; shift 2; done; shift
+while [ "$1" != -- ]; do mkdir -p "$root$2"; mount --rbind "$1" "$root$2"; shift 2; done; shift
 exec chroot "$root" /usr/bin/env -C /root "$@" """
 
 
@@ -136,13 +137,12 @@ class Container(Service):
         """Start the container, and disturb it if it is its turn. Returns when it is gone."""
         await self.start()
         disturbance = self.server.disturbances.pop(0) if self.server.disturbances else None
-        (self.folder / "root" / "root").mkdir(parents=True)
-        binds = [*self.files(), *self.interpreter()]
+        binds = self.files()
         arguments = self.folder / "arguments"
         arguments.write_bytes(self.arguments().SerializeToString())
         self.process = await asyncio.create_subprocess_exec(
             *("unshare", "-rm", "sh", "-c", ENTER, "sh", str(self.folder / "root")),
-            *itertools.chain(*binds),
+            *itertools.chain(*binds.items()),
             *("--", sys.executable, "-m", "modal._container_entrypoint"),
             env=self.environment(arguments),
             start_new_session=True,
@@ -173,19 +173,22 @@ class Container(Service):
     async def disturb(self, disturbance: Disturbance) -> None:
         while not disturbance.when(self.server.volume):
             await asyncio.sleep(0.02)
-        if disturbance.what == "timeout":
-            self.output = self.call.outcome(RESULT(status=RESULT.GENERIC_STATUS_TIMEOUT, exception="timeout"))
-        if disturbance.what in ("timeout", "crash"):
-            self.kill()
-        if disturbance.what == "kill":
-            (script,) = self.scripts()
-            script.kill()
-        if disturbance.what == "preempt":
-            os.kill(self.process.pid, signal.SIGINT)
-        if disturbance.what == "cancel":  # as Modal's client does when a heartbeat's answer says so
-            os.kill(self.process.pid, signal.SIGUSR1)
-        if disturbance.what == "ctrl-c":
-            self.server.client.send_signal(signal.SIGINT)
+        match disturbance.what:
+            case "timeout":
+                result = RESULT(status=RESULT.GENERIC_STATUS_TIMEOUT, exception="timeout")
+                self.output = self.call.outcome(result)
+                self.kill()
+            case "crash":
+                self.kill()
+            case "kill":
+                (script,) = self.scripts()
+                script.kill()
+            case "preempt":
+                os.kill(self.process.pid, signal.SIGINT)
+            case "cancel":  # as Modal's client does when a heartbeat's answer says so
+                os.kill(self.process.pid, signal.SIGUSR1)
+            case "ctrl-c":
+                self.server.client.send_signal(signal.SIGINT)
 
     def scripts(self) -> list[psutil.Process]:
         """Return what the launcher has started in the container, and runs."""
@@ -202,36 +205,24 @@ class Container(Service):
                 os.kill(self.process.pid, signal.SIGINT)
             await self.process.wait()
 
-    def files(self) -> list[tuple[str, str]]:
-        """Write the uploaded files. Returns the Volumes to bind, and where."""
-        root, function = self.folder / "root", self.call.function
+    def files(self) -> dict[str, str]:
+        """Write the uploaded files. Returns the folders here to bind, with their paths in the container."""
+        function = self.call.function
         for file in itertools.chain(*(self.server.mounts[mount] for mount in function.mount_ids)):
-            path = root / file.filename.lstrip("/")
+            path = self.folder / "root" / file.filename.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.server.files[file.sha256_hex])
         (mount,) = function.volume_mounts
-        (root / mount.mount_path.lstrip("/")).mkdir(parents=True)
-        return [(str(self.server.volume), mount.mount_path)]
-
-    def interpreter(self) -> list[tuple[str, str]]:
-        """This Python, where it lies below a folder that the uploaded files replace."""
-        root, binds = self.folder / "root", []
-        for prefix in sorted({Path(sys.prefix), Path(sys.base_prefix)}):
-            if (root / prefix.parts[1]).exists():
-                (root / str(prefix).lstrip("/")).mkdir(parents=True, exist_ok=True)
-                binds.append((str(prefix), str(prefix)))
-        return binds
+        # Python may lie below a folder that the uploaded files replace.
+        python = {folder: folder for folder in (sys.prefix, sys.base_prefix)}
+        return {str(self.server.volume): mount.mount_path} | python
 
     def arguments(self) -> pb.ContainerArguments:
         function, function_id = self.call.function, self.call.function_id
         handle = self.server.metadata(function, self.app_id, function_id)
-        layout = pb.AppLayout(
-            function_ids={function.function_name: function_id},
-            objects=[
-                *(pb.Object(object_id=needed.object_id) for needed in function.object_dependencies),
-                pb.Object(object_id=function_id, function_handle_metadata=handle),
-            ],
-        )
+        needed = [pb.Object(object_id=each.object_id) for each in function.object_dependencies]
+        itself = pb.Object(object_id=function_id, function_handle_metadata=handle)
+        layout = pb.AppLayout(function_ids={function.function_name: function_id}, objects=[*needed, itself])
         return pb.ContainerArguments(
             task_id=self.task_id,
             function_id=function_id,
@@ -241,22 +232,18 @@ class Container(Service):
         )
 
     def environment(self, arguments: Path) -> dict[str, str]:
-        passed_on = {
-            name: os.environ[name] for name in os.environ if name.startswith(("JAX_", "XLA_", "ONEDNN_"))
-        }
-        secrets = (self.server.secret_values[secret] for secret in self.call.function.secret_ids)
-        return {
-            "PATH": os.environ["PATH"],
+        kept = ("JAX_", "XLA_", "ONEDNN_")
+        ours = {name: value for name, value in os.environ.items() if name == "PATH" or name.startswith(kept)}
+        theirs = {
             "HOME": "/root",
-            **self.server.image_environment(),
             "MODAL_IS_REMOTE": "1",
             "MODAL_SERVER_URL": self.url,
             "MODAL_TASK_ID": self.task_id,
             "MODAL_CLOUD_PROVIDER": "CLOUD_PROVIDER_OCI",
             "MODAL_CONTAINER_ARGUMENTS_PATH": str(arguments),
-            **passed_on,
-            **{name: value for secret in secrets for name, value in secret.items()},
         }
+        secrets = (self.server.secret_values[secret] for secret in self.call.function.secret_ids)
+        return dict(ChainMap(ours, *secrets, theirs, self.server.image_environment()))
 
     async def FunctionGetInputs(self, r):
         item = pb.FunctionGetInputsItem(

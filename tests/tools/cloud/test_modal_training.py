@@ -118,11 +118,6 @@ def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
     status, printed, server = at_modal(*remote(tiny, mesh="data:3"))
     assert status == 2 and len(server.containers) == 1
     assert errors(printed) == ["error: mesh=data:3 needs 3 devices, of 1: change its axes"]
-    status, printed, server = at_modal(*remote(tiny, dataset="openwebtext"))
-    assert status == 2 and len(server.containers) == 1
-    assert (
-        "there is no /vol/data/openwebtext/train.bin: run the prepare.py of that folder" in errors(printed)[0]
-    )
 
 
 def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
