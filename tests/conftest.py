@@ -81,13 +81,15 @@ def no_program_is_left():
 # Options that no compiled program depends on: runs of a module that differ in these alone share programs.
 OUTSIDE = ["out_dir", "dataset", "sampling", "init_from", "overwrite", "max_iters", "log_interval"]
 OUTSIDE += ["eval_interval", "eval_iters", "eval_only", "always_save_checkpoint", "keep_checkpoints"]
+MANY_MAPS = 6_000  # of memory: about a gigabyte of programs
 
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_are_shared_and_freed():
     """Trace and compile once what `train.main` runs several times in a module, which takes most of its time.
 
-    All is freed then: each program maps memory, and beyond the kernel's 65,530 maps XLA crashes.
+    All that JAX has compiled is freed once it is much: a program maps memory, and beyond the kernel's 65,530
+    maps XLA crashes. Not after every module, because all use the same functions of jnp.
     """
     defaults = {name: getattr(Options, name) for name in OUTSIDE}
     programs = {}
@@ -98,8 +100,10 @@ def programs_are_shared_and_freed():
     def once(compile):
         def compiled(state, options):
             leaves, tree = jax.tree.flatten(state)
-            shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
-            key = compile, tree, shapes, options, jax.sharding.get_mesh(), jax.config.read(QUICK)
+            # P() and P(None) differ, and place an array alike.
+            places = (str(x.sharding.devices_indices_map(x.shape)) for x in leaves)
+            arrays = tuple((x.shape, x.dtype, place) for x, place in zip(leaves, places, strict=True))
+            key = compile, tree, arrays, options, jax.sharding.get_mesh(), jax.config.read(QUICK)
             if key not in programs:
                 programs[key] = compile(state, options)
             return programs[key]
@@ -112,7 +116,9 @@ def programs_are_shared_and_freed():
         for name in ("state_shapes", "create_state", "create_state_around"):
             patch.setattr(start, name, without_outside(getattr(start, name)))
         yield
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if not maps.exists() or len(maps.read_text().splitlines()) > MANY_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)
