@@ -10,7 +10,6 @@ import shutil
 import signal
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -20,11 +19,7 @@ from tokenizers import decoders, models, normalizers, processors
 
 from data import documents
 from data.tokenizer import JsonTokenizer, end_of_text, from_json
-import train
-from config.options import Options
 from parallel.machines import wait_for_simulated_devices
-from runs import start
-from training import evaluation
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
 
@@ -78,44 +73,16 @@ def no_program_is_left():
     kill_started()
 
 
-# Options that no compiled program depends on: runs of a module that differ in these alone share programs.
-OUTSIDE = ["out_dir", "dataset", "sampling", "init_from", "overwrite", "max_iters", "log_interval"]
-OUTSIDE += ["eval_interval", "eval_iters", "eval_only", "always_save_checkpoint", "keep_checkpoints"]
 MANY_MAPS = 6_000  # of memory: about a gigabyte of programs
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs_are_shared_and_freed():
-    """Trace and compile once what `train.main` runs several times in a module, which takes most of its time.
+def programs_are_freed():
+    """Free all that JAX has compiled once it is much, not after every module: all use the same functions of jnp.
 
-    All that JAX has compiled is freed once it is much: a program maps memory, and beyond the kernel's 65,530
-    maps XLA crashes. Not after every module, because all use the same functions of jnp.
+    A program maps memory, and beyond the kernel's 65,530 maps XLA crashes.
     """
-    defaults = {name: getattr(Options, name) for name in OUTSIDE}
-    programs = {}
-
-    def without_outside(function):
-        return lambda x, options: function(x, replace(options, **defaults))
-
-    def once(compile):
-        def compiled(state, options):
-            leaves, tree = jax.tree.flatten(state)
-            # P() and P(None) differ, and place an array alike.
-            places = (str(x.sharding.devices_indices_map(x.shape)) for x in leaves)
-            arrays = tuple((x.shape, x.dtype, place) for x, place in zip(leaves, places, strict=True))
-            key = compile, tree, arrays, options, jax.sharding.get_mesh(), jax.config.read(QUICK)
-            if key not in programs:
-                programs[key] = compile(state, options)
-            return programs[key]
-
-        return without_outside(compiled)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "compile_step", once(train.compile_step))
-        patch.setattr(evaluation, "compile_loss", once(evaluation.compile_loss))
-        for name in ("state_shapes", "create_state", "create_state_around"):
-            patch.setattr(start, name, without_outside(getattr(start, name)))
-        yield
+    yield
     maps = Path("/proc/self/maps")
     if not maps.exists() or len(maps.read_text().splitlines()) > MANY_MAPS:
         jax.clear_caches()
