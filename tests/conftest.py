@@ -78,7 +78,7 @@ MANY_MAPS = 6_000  # of memory: about a gigabyte of programs
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_are_freed():
-    """Free all that JAX has compiled once it is much, not after every module: all use the same functions of jnp.
+    """Free all that JAX has compiled once it is much. Modules share programs, as those of jnp's functions.
 
     A program maps memory, and beyond the kernel's 65,530 maps XLA crashes.
     """
