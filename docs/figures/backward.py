@@ -1,15 +1,14 @@
-"""Chapter 6: a gradient on its way back through two layers, with the numbers of the chapter.
-
-python -m docs.figures.backward
-"""
+"""Chapter 6: a gradient on its way back through two layers, with the numbers of the chapter."""
 
 import jax
 import jax.numpy as jnp
 
-from docs.figures import BLUE, GREEN, GREY, ORANGE, save
-from docs.figures._boxes import arrow, box, canvas
+from docs.figures import BLUE, GREEN, GREY, ORANGE, arrow, box, canvas, save, write
 
 x, w1, w2 = jnp.array([1.0, 2.0]), jnp.array([[1.0, -1.0], [0.5, -1.0]]), jnp.array([0.5, 1.0])
+PARTS = ("x @ w1", BLUE), ("max(z, 0)", GREY), ("h @ w2", BLUE), ("(y - 3)² / 2", GREEN)
+PLACES = [1.0, 6.65, 11.1, 15.3]  # of the numbers between the parts
+EDGES = [(1.8, 3.3), (5.5, 7.8), (10.0, 12.2), (14.4, 16.3)]
 
 
 def forward(x, w1, w2, zero=(0.0, 0.0, 0.0)):
@@ -28,33 +27,24 @@ def numbers(array) -> str:
 
 def draw(axes) -> None:
     zero = (jnp.zeros(2), jnp.zeros(2), jnp.zeros(()))
-    gradient = jax.grad(forward, argnums=(0, 1, 2, 3), has_aux=True)
-    (dx, dw1, dw2, (dz, dh, dy)), (z, h, y) = gradient(x, w1, w2, zero)
-    loss = forward(x, w1, w2)[0]
+    gradient = jax.value_and_grad(forward, argnums=(0, 1, 2, 3), has_aux=True)
+    (loss, (z, h, y)), (dx, dw1, dw2, (dz, dh, dy)) = gradient(x, w1, w2, zero)
     canvas(axes, 20, 7)
-    parts = [
-        (4.4, "x @ w1", BLUE),
-        (8.9, "max(z, 0)", GREY),
-        (13.3, "h @ w2", BLUE),
-        (17.4, "(y - 3)² / 2", GREEN),
-    ]
-    for at, text, color in parts:
+    for (text, color), at in zip(PARTS, (4.4, 8.9, 13.3, 17.4), strict=True):
         box(axes, at, 4.0, text, color, width=2.2, height=1.3)
-    places = [1.0, 6.65, 11.1, 15.3, 19.4]
-    edges = [(1.8, 3.3), (5.5, 7.8), (10.0, 12.2), (14.4, 16.3), (18.5, 19.9)]
     values = zip("xzhy", (x, z, h, y), (dx, dz, dh, dy), strict=True)
-    for (name, value, back), place, (start, end) in zip(values, places, edges, strict=False):
+    for (name, value, back), place, (start, end) in zip(values, PLACES, EDGES, strict=True):
         arrow(axes, (start, 4.3), (end, 4.3), color=BLUE)
         arrow(axes, (end, 3.7), (start, 3.7), color=ORANGE)
-        axes.text(place, 5.0, f"{name} = {numbers(value)}", color=BLUE, ha="center", fontsize=9)
-        axes.text(place, 2.75, f"d{name} = {numbers(back)}", color=ORANGE, ha="center", fontsize=9)
+        write(axes, place, 5.15, f"{name} = {numbers(value)}", BLUE)
+        write(axes, place, 2.9, f"d{name} = {numbers(back)}", ORANGE)
     arrow(axes, (18.5, 4.3), (19.3, 4.3), color=BLUE)
-    axes.text(17.4, 5.0, f"loss = {float(loss):g}", color=BLUE, ha="center", fontsize=9)
+    write(axes, 17.4, 5.15, f"loss = {float(loss):g}", BLUE)
     for at, name, weight, back in ((4.4, "w1", w1, dw1), (13.3, "w2", w2, dw2)):
-        axes.text(at, 5.6, f"{name} =\n{numbers(weight)}", color=BLUE, ha="center", va="bottom", fontsize=9)
+        write(axes, at, 5.6, f"{name} =\n{numbers(weight)}", BLUE, va="bottom")
         arrow(axes, (at, 5.5), (at, 4.65), color=BLUE)
         arrow(axes, (at, 3.35), (at, 1.9), color=ORANGE)
-        axes.text(at, 1.75, f"d{name} =\n{numbers(back)}", color=ORANGE, ha="center", va="top", fontsize=9)
+        write(axes, at, 1.75, f"d{name} =\n{numbers(back)}", ORANGE, va="top")
 
 
 if __name__ == "__main__":

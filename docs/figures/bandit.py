@@ -1,11 +1,8 @@
-"""Chapter 19: a policy of three arms learns from rewards, with a baseline and without.
-
-python -m docs.figures.bandit
-"""
+"""Chapter 19: a policy of three arms learns from rewards, with a baseline and without."""
 
 import numpy as np
 
-from docs.figures import BLUE, GREY, LIGHT, ORANGE, save
+from docs.figures import BLUE, GREY, LIGHT, ORANGE, save, write
 
 REWARD = np.array([10.0, 11.0, 12.0])
 STEPS, GROUP, RATE = 150, 8, 0.5
@@ -44,7 +41,7 @@ def draw(axes) -> None:
         plot.set(title=name, xlabel="step", ylim=(-0.02, 1.02))
         plot.grid(color=LIGHT, lw=0.5)
     axes[0].set_ylabel("probability of the best arm")
-    axes[0].text(30, 0.27, "mean entropy / log 3", color=GREY)
+    write(axes[0], 30, 0.3, "mean entropy / log 3", GREY, "left")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,9 @@
-"""Chapter 7: how many steps, and how many tokens, a given loss takes at each batch size.
-
-    python -m docs.figures.batch_size
-
-Drawn from experiments/results/; python -m experiments.compare experiments/batch_size.toml trains what is
-missing there.
-"""
+"""Chapter 7: how many steps, and how many tokens, a given loss takes at each batch size."""
 
 import numpy as np
 import pandas as pd
 
-from docs.figures import BLUE, GREY, ORANGE, save
+from docs.figures import BLUE, GREY, ORANGE, save, ticks
 from experiments.record import RESULTS, Record
 
 TARGET = 2.2  # nats per token
@@ -31,12 +25,11 @@ def draw(axes) -> None:
             one.plot(rows, seen[seed], "o", ms=4, color=GREY)
         one.axvline(critical, color=ORANGE, lw=1, ls="--")
         one.set(xscale="log", yscale="log", xlabel=f"rows of {LENGTH} tokens in a batch")
-        one.set_xticks(rows, rows, minor=False)
-        one.minorticks_off()
+        ticks(one.xaxis, rows)
     at = axes[0].get_xaxis_transform()
     axes[0].text(1.08 * critical, 0.92, f"critical batch: {critical:.0f}", transform=at, color=ORANGE)
-    axes[0].set_yticks([200, 400, 800, 1600], ["200", "400", "800", "1,600"])
-    axes[1].set_yticks([500, 1000, 2000], ["500", "1,000", "2,000"])
+    ticks(axes[0].yaxis, [200, 400, 800, 1600])
+    ticks(axes[1].yaxis, [500, 1000, 2000])
     axes[0].set_title(f"steps to a loss of {TARGET}")
     axes[1].set_title("thousands of tokens read by then")
     axes[0].legend(loc="lower left", fontsize="small")

@@ -1,27 +1,15 @@
-"""Chapter 8: the loss by learning rate of three optimizers, each at its own three rates.
-
-    python -m docs.figures.best_rates
-
-Drawn from experiments/results/; python -m experiments.compare experiments/optimizers.toml trains what is
-missing there.
-"""
+"""Chapter 8: the loss by learning rate of three optimizers, each at its own three rates."""
 
 from docs.figures import BLUE, GREEN, GREY, save
-from docs.figures.widths import draw_line, losses
+from docs.figures.widths import draw_rates
 from experiments.record import RESULTS, Record
 
-COLORS = {"adamw": GREY, "muon": BLUE, "normuon": GREEN}
 RATES = (2e-3, 4e-3, 8e-3, 16e-3)  # AdamW has the first three, the others the last three
+LINES = {name: (f"{name} ", color) for name, color in (("adamw", GREY), ("muon", BLUE), ("normuon", GREEN))}
 
 
 def draw(axes) -> None:
-    record = Record(RESULTS / "optimizers.json")
-    for name, color in COLORS.items():
-        draw_line(axes, losses(record, {rate: f"{name} {rate:g}" for rate in RATES}), name, color, color)
-    axes.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")
-    axes.set_xticks(RATES, [f"{rate:g}" for rate in RATES], minor=False)
-    axes.minorticks_off()
-    axes.legend(loc="upper right")
+    draw_rates(axes, Record(RESULTS / "optimizers.json"), RATES, LINES, loc="upper right")
 
 
 if __name__ == "__main__":

@@ -1,51 +1,42 @@
-"""Draw the parts of a matrix and of a batch that eight devices hold, on four meshes. For chapter 11.
-
-python -m docs.figures.devices
+"""Chapter 11: the parts of a matrix and of a batch that eight devices hold, on four meshes.
 
 docs/interactive/devices.html draws the same for any mesh.
 """
 
-import math
+import numpy as np
 
-from docs.figures import BLUE, GREY, ORANGE
-from docs.figures._motion import Movie, box, text
+from docs.figures import BLUE, LIGHT, ORANGE, canvas, save, tile, write
 
-MESHES = (
-    {"data": 8, "fsdp": 1, "tensor": 1},
-    {"data": 1, "fsdp": 8, "tensor": 1},
-    {"data": 2, "fsdp": 1, "tensor": 4},
-    {"data": 2, "fsdp": 2, "tensor": 2},
-)
-LEFT, TOP, CELL, ROW = 14, 36, 80, 84  # before the first device, above the first mesh, of a device, of a mesh
-MATRIX, BATCH, HEIGHT = 38, 22, 40  # widths, and the height of both
-EMPTY = "#eef0f3"
+AXES = ("data", "fsdp", "tensor")
+MESHES = ((8, 1, 1), (1, 8, 1), (2, 1, 4), (2, 2, 2))
+DEVICE, ROW, HIGH = 80, 84, 40  # from one device to the next, from one mesh to the next, and of both arrays
+MATRIX, BATCH = 38, 22  # widths
 
 
-def main() -> None:
-    movie = Movie(LEFT + 8 * CELL + 4, TOP + len(MESHES) * ROW, 1, "The parts that eight devices hold")
-    movie.add(box(LEFT, 10, 10, 10, BLUE) + text(LEFT + 15, 19, "a matrix (D, F)", GREY))
-    movie.add(box(LEFT + 130, 10, 10, 10, ORANGE) + text(LEFT + 145, 19, "the rows of the batch", GREY))
+def draw(axes) -> None:
+    canvas(axes, 8 * DEVICE, len(MESHES) * ROW + 20)
+    axes.invert_yaxis()
+    for x, color, text in ((0, BLUE, "a matrix (D, F)"), (130, ORANGE, "the rows of the batch")):
+        tile(axes, x, 5, 10, 10, color)
+        write(axes, x + 15, 10, text, align="left")
     for i, mesh in enumerate(MESHES):
-        y = TOP + i * ROW
-        name = "--mesh=" + ",".join(f"{axis}:{size}" for axis, size in mesh.items() if size > 1)
-        movie.add(f'<g font-weight="600">{text(LEFT, y + 12, name)}</g>')
-        for device in range(math.prod(mesh.values())):
-            rest, tensor = divmod(device, mesh["tensor"])  # the innermost axis
-            data, fsdp = divmod(rest, mesh["fsdp"])
-            draw_device(movie, LEFT + device * CELL, y + 20, mesh, (data, fsdp, tensor))
-    movie.save("devices")
+        y = 20 + i * ROW
+        name = ",".join(f"{axis}:{size}" for axis, size in zip(AXES, mesh, strict=True) if size > 1)
+        write(axes, 0, y + 26, f"--mesh={name}", align="left", weight="bold")
+        for device, place in enumerate(np.ndindex(mesh)):
+            draw_device(axes, device * DEVICE, y + 38, mesh, place)
 
 
-def draw_device(movie: Movie, x: float, y: float, mesh: dict[str, int], place: tuple[int, int, int]) -> None:
+def draw_device(axes, x: float, y: float, mesh: tuple[int, ...], place: tuple[int, ...]) -> None:
     """Draw the parts of the device at a place of the mesh: fsdp cuts a matrix's rows, tensor its columns."""
-    data, fsdp, tensor = place
-    part_width, part_height = MATRIX / mesh["tensor"], HEIGHT / mesh["fsdp"]
-    movie.add(box(x, y, MATRIX, HEIGHT, EMPTY))
-    movie.add(box(x + tensor * part_width, y + fsdp * part_height, part_width, part_height, BLUE))
-    row, rows = data * mesh["fsdp"] + fsdp, mesh["data"] * mesh["fsdp"]
-    movie.add(box(x + MATRIX + 5, y, BATCH, HEIGHT, EMPTY))
-    movie.add(box(x + MATRIX + 5, y + row * HEIGHT / rows, BATCH, HEIGHT / rows, ORANGE))
+    (n_data, n_fsdp, n_tensor), (data, fsdp, tensor) = mesh, place
+    wide, high = MATRIX / n_tensor, HIGH / n_fsdp
+    tile(axes, x, y, MATRIX, HIGH, LIGHT, alpha=0.4)
+    tile(axes, x + tensor * wide, y + fsdp * high, wide, high, BLUE)
+    left, rows = x + MATRIX + 5, HIGH / (n_data * n_fsdp)
+    tile(axes, left, y, BATCH, HIGH, LIGHT, alpha=0.4)
+    tile(axes, left, y + (data * n_fsdp + fsdp) * rows, BATCH, rows, ORANGE)
 
 
 if __name__ == "__main__":
-    main()
+    save("devices", draw, height=4)

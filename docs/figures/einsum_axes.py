@@ -1,51 +1,41 @@
-"""Chapter 3: attention's two products, with a colour for each axis.
+"""Chapter 3: attention's two products, with a colour for each axis."""
 
-python -m docs.figures.einsum_axes
-"""
-
-from matplotlib.patches import Rectangle
-
-from docs.figures import BLUE, GREEN, GREY, ORANGE, save
+from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, canvas, save, tile, write
 
 SIZES = {"t": 1.9, "s": 1.3, "c": 0.8}
 COLORS = {"t": ORANGE, "s": BLUE, "c": GREEN}
+MEANING = {"t": "position of the query", "s": "position of the key", "c": "numbers of a vector"}
+PRODUCTS = (
+    (4.2, "tc,sc->ts", ("q", "t", "c"), ("k", "s", "c"), ("scores", "t", "s"), "c"),
+    (1.3, "ts,sc->tc", ("weights", "t", "s"), ("v", "s", "c"), ("y", "t", "c"), "s"),
+)
 
 
 def matrix(axes, x: float, y: float, name: str, rows: str, columns: str) -> None:
     """Draw a matrix around x, y, with its first axis downward."""
     w, h = SIZES[columns], SIZES[rows]
     left, top = x - w / 2, y + h / 2
-    axes.add_patch(Rectangle((left, top - h), w, h, fc="#f3f4f6", ec="none"))
-    axes.plot([left, left], [top, top - h], color=COLORS[rows], lw=4)
-    axes.plot([left, left + w], [top, top], color=COLORS[columns], lw=4)
-    axes.text(left - 0.14, y, rows, color=COLORS[rows], ha="right", va="center", weight="bold")
-    axes.text(x, top + 0.12, columns, color=COLORS[columns], ha="center", va="bottom", weight="bold")
-    axes.text(x, y, name, ha="center", va="center", fontsize=9)
+    tile(axes, left, top - h, w, h, LIGHT, alpha=0.4)
+    tile(axes, left - 0.06, top - h, 0.12, h, COLORS[rows])
+    tile(axes, left, top - 0.06, w, 0.12, COLORS[columns])
+    write(axes, left - 0.25, y, rows, COLORS[rows], weight="bold")
+    write(axes, x, top + 0.3, columns, COLORS[columns], weight="bold")
+    write(axes, x, y, name)
 
 
 def draw(axes) -> None:
-    axes.set(xlim=(0, 13), ylim=(-0.4, 5.6), xticks=[], yticks=[])
-    for side in axes.spines.values():
-        side.set_visible(False)
-    lines = (
-        (4.2, "tc,sc->ts", ("q", "t", "c"), ("k", "s", "c"), ("scores", "t", "s"), "c"),
-        (1.3, "ts,sc->tc", ("weights", "t", "s"), ("v", "s", "c"), ("y", "t", "c"), "s"),
-    )
-    for y, subscripts, a, b, result, summed in lines:
-        x = 0.1
-        for letter in subscripts:
-            axes.text(
-                x, y, letter, color=COLORS.get(letter, GREY), fontsize=13, family="monospace", va="center"
-            )
-            x += 0.34
+    canvas(axes, 13, 5.8)
+    for y, subscripts, a, b, result, summed in PRODUCTS:
+        for i, letter in enumerate(subscripts):
+            color = COLORS.get(letter, GREY)
+            write(axes, 0.2 + 0.34 * i, y, letter, color, fontsize=13, family="monospace")
         for x, each in zip((5.0, 7.6, 10.6), (a, b, result), strict=True):
             matrix(axes, x, y, *each)
-        axes.text(6.3, y, "×", ha="center", va="center", color=GREY, fontsize=13)
-        axes.text(9.0, y, "=", ha="center", va="center", color=GREY, fontsize=13)
-        axes.text(0.1, y - 0.6, f"sum over {summed}", color=COLORS[summed], fontsize=9)
-    axes.text(0.1, -0.3, "t: position of the query", color=ORANGE, fontsize=9)
-    axes.text(4.3, -0.3, "s: position of the key", color=BLUE, fontsize=9)
-    axes.text(8.9, -0.3, "c: numbers of a vector", color=GREEN, fontsize=9)
+        write(axes, 6.3, y, "×", GREY, fontsize=13)
+        write(axes, 9.0, y, "=", GREY, fontsize=13)
+        write(axes, 0.1, y - 0.6, f"sum over {summed}", COLORS[summed], "left")
+    for x, (letter, meaning) in zip((0.1, 4.3, 8.9), MEANING.items(), strict=True):
+        write(axes, x, 0.05, f"{letter}: {meaning}", COLORS[letter], "left")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Chapter 0: the loss of each of its models, and where two heads of the last one attend.
 
-    python -m docs.figures.from_scratch
-
 It trains the chapter's models by the chapter's own snippets, with three seeds each, for some minutes. What it
 found is kept in from_scratch.json beside this file, and drawn from there; delete that file to train again.
 """
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from docs.figures import BLUE, GREY, ORANGE, save
+from docs.figures import BLUE, GREY, ORANGE, save, write
 from docs.pages import BOOK, fences
 
 SEEDS = (0, 1, 2)
@@ -71,7 +69,7 @@ def draw(axes) -> None:
         axes[0].plot(list(run_of_seed.values()), range(len(names)), "o", color=ORANGE, ms=5, alpha=0.6)
     for n, bits in NGRAMS.items():
         axes[0].axvline(bits, color=BLUE, lw=0.8, ls=":")
-        axes[0].text(bits, -0.75, n, color=BLUE, fontsize=8, ha="center")
+        write(axes[0], bits, -0.85, n, BLUE, fontsize=8)
     axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -1), xlim=(2, 5.2))
     axes[0].set(xlabel="bits a character, validation")
     axes[0].set_title("Three seeds of each model")

@@ -1,4 +1,4 @@
-"""Induction heads appear in a model of two layers, and not in one of one layer. For chapter 15 of the book.
+"""Chapter 15: induction heads appear in a model of two layers, and not in one of one layer.
 
     python -m docs.figures.induction                            train six small models, in minutes on 2 cores
     python -m docs.figures.induction out-quickstart out-other   score the heads of runs
@@ -8,37 +8,26 @@ The text is random letters that repeat after a random period: only a copy can te
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
-from matplotlib.axes import Axes
 
 from common.errors import command
 from config.options import Options
-from docs.figures import BLUE, GREY, ORANGE, save
+from docs.figures import BLUE, GREY, ORANGE, save, write
 from model import GPT, GPTConfig
 from runs.load import load_run
 from tools.inside.views import attention, nats
 from training.optimizer import make_optimizer
 
 V, T, BATCH, STEPS, EVERY, SEEDS = 32, 48, 32, 1000, 50, (0, 1, 2)
-SHAPE = GPTConfig(
-    block_size=T, vocab_size=V, n_head=2, n_embd=32, position="rope", norm="rmsnorm", mlp="swiglu"
-)
-MUON = Options(
-    optimizer="muon",
-    learning_rate=1e-2,
-    min_lr=1e-3,
-    weight_decay=0,
-    beta2=0.99,
-    warmup_iters=50,
-    max_iters=STEPS,
-    lr_decay_iters=STEPS,
-)
+SHAPE = GPTConfig(T, V, n_head=2, n_embd=32, position="rope", norm="rmsnorm")
+RATE: Any = dict(learning_rate=1e-2, min_lr=1e-3, warmup_iters=50, max_iters=STEPS, lr_decay_iters=STEPS)
+MUON = Options(optimizer="muon", weight_decay=0, beta2=0.99, **RATE)
 PERIODS = 8, 25  # of the texts to train on: from, to
 TEXTS, PERIOD = 16, 16  # to score heads by: how many, and their period
 
@@ -68,8 +57,8 @@ def scores(model: GPT, period: int, length: int) -> Scores:
     return Scores(heads, bits[: period - 1].mean(), bits[period:].mean())
 
 
-def train(n_layer: int, seed: int) -> Iterator[tuple[int, GPT]]:
-    """Yield the model every few steps."""
+def train(n_layer: int, seed: int) -> Iterator[GPT]:
+    """Yield the model at first, and after every few steps."""
     config = replace(SHAPE, n_layer=n_layer)
     model = eqx.filter_jit(GPT)(config, key=jax.random.key(seed))
     optimizer = make_optimizer(MUON)
@@ -85,31 +74,25 @@ def train(n_layer: int, seed: int) -> Iterator[tuple[int, GPT]]:
 
     for i in range(STEPS + 1):
         if i % EVERY == 0:
-            yield i, model
+            yield model
         batch = [repeated(rng, V, int(rng.integers(*PERIODS)), T + 1) for _ in range(BATCH)]
         model, state = step(model, state, jnp.asarray(np.stack(batch)))
 
 
-def draw(axes: np.ndarray) -> None:
+def draw(axes) -> None:
     for n_layer, color in ((1, GREY), (2, ORANGE)):
         for seed in SEEDS:
-            steps, found = zip(
-                *((i, scores(model, PERIOD, T)) for i, model in train(n_layer, seed)), strict=True
-            )
+            found = [scores(model, PERIOD, T) for model in train(n_layer, seed)]
+            steps = range(0, STEPS + 1, EVERY)
             label = f"{n_layer} layer{'s' if n_layer > 1 else ''}" if seed == SEEDS[0] else None
             axes[0].plot(steps, [x.heads.max() for x in found], color=color, label=label)
             axes[1].plot(steps, [x.again for x in found], color=color)
             tell(f"{n_layer} layers, seed {seed}", found[-1])
-    finish(axes[0], "the highest score of a head", (0, 1))
+    axes[0].set(xlabel="step", ylim=(0, 1), title="the highest score of a head")
     axes[0].legend(loc="upper left")
-    finish(axes[1], "bits of a repeated token", (0, None))
+    axes[1].set(xlabel="step", ylim=(0, None), title="bits of a repeated token")
     axes[1].axhline(np.log2(V), color=BLUE, lw=0.8, ls=":")
-    axes[1].text(STEPS, np.log2(V) - 0.35, "guessing", color=BLUE, fontsize=9, ha="right")
-
-
-def finish(axes: Axes, title: str, ylim: tuple) -> None:
-    axes.set(xlabel="step", ylim=ylim)
-    axes.set_title(title)
+    write(axes[1], STEPS, np.log2(V) - 0.25, "guessing", BLUE, "right")
 
 
 def tell(name: str, found: Scores) -> None:

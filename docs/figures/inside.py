@@ -1,7 +1,5 @@
 """Chapter 15: the quickstart's model from the inside, on text that it has not seen.
 
-    python -m docs.figures.inside
-
 How far back each head attends, what the loss would be if lm_head came after each layer, and what it is at
 each position of a window. It prints these, and what the model gains from a text that it has seen just before.
 """
@@ -9,8 +7,7 @@ each position of a window. It prints these, and what the model gains from a text
 import numpy as np
 from jaxtyping import Float, Int
 
-from data.dataset import DATA, prepare_if_missing
-from docs.figures import BLUE, GREY, ORANGE, quickstart, save
+from docs.figures import BLUE, GREY, ORANGE, book, quickstart, save, write
 from model import GPT
 from runs.load import load_run
 from tools.inside.views import attention, lens, nats
@@ -64,8 +61,7 @@ def copied(model: GPT, text: Int[np.ndarray, " N"]) -> tuple[float, float]:
 
 
 def draw(axes) -> None:
-    prepare_if_missing("book_char")
-    text = np.fromfile(DATA / "book_char" / "val.bin", np.uint16).astype(np.int32)
+    text = book("val").astype(np.int32)
     model, *_ = load_run(str(quickstart()))
     T = model.config.block_size
     heads = reach(model, windows(text, FEW, T))
@@ -102,9 +98,7 @@ def draw_heads(axes, heads: Float[np.ndarray, "L H back"]) -> None:
 def draw_layers(axes, bits: Float[np.ndarray, " layers"]) -> None:
     axes.plot(bits, "o-", color=BLUE)
     for layer, height in enumerate(bits):
-        axes.annotate(
-            f"{height:.2f}", (layer, height), (4, 5), textcoords="offset points", color=BLUE, fontsize=9
-        )
+        write(axes, layer + 0.15, height + 0.6, f"{height:.2f}", BLUE, "left")
     axes.set(xlabel="after layer", ylabel="bits a character", ylim=(0, None), xticks=range(len(bits)))
     axes.margins(x=0.15)
     axes.set_title("loss, layer by layer")
@@ -113,7 +107,7 @@ def draw_layers(axes, bits: Float[np.ndarray, " layers"]) -> None:
 def draw_positions(axes, bits: Float[np.ndarray, " T-1"]) -> None:
     axes.plot(np.arange(1, len(bits) + 1), bits, color=ORANGE)
     axes.axhline(bits.mean(), color=GREY, lw=0.8, ls=":")
-    axes.text(len(bits), bits.mean() + 0.35, f"mean {bits.mean():.2f}", color=GREY, fontsize=9, ha="right")
+    write(axes, len(bits), bits.mean() + 0.45, f"mean {bits.mean():.2f}", GREY, "right")
     axes.set(xlabel="characters before", ylim=(0, None))
     axes.set_title("what context is worth")
 

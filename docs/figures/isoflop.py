@@ -1,9 +1,6 @@
 """Chapter 9: which size of model makes the most of a budget of FLOPs, and how that size grows.
 
-    python -m docs.figures.isoflop
-
-Drawn from experiments/results/; python -m experiments.compare experiments/isoflop.toml trains what is missing
-there. A parabola through the losses of a budget, over the logarithm of the parameters, has its minimum at the
+A parabola through the losses of a budget, over the logarithm of the parameters, has its minimum at the
 best size, which grows as a power of the budget (Chinchilla's approach 2, arXiv:2203.15556).
 """
 
@@ -15,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from docs.figures import BLUE, GREY, ORANGE, save
+from docs.figures import BLUE, GREY, ORANGE, save, ticks
 from experiments.record import RESULTS, Record
 
 SYMBOLS, LAYERS, CONTEXT = 96, 4, 64  # in the text; in each model; tokens in a row
@@ -134,7 +131,7 @@ def draw(axes) -> None:
         valleys.plot(np.exp(best), np.polyval(parabola, best), "*", ms=9, color=ORANGE)
     valleys.plot([], [], "*", ms=9, color=ORANGE, label="minimum")
     valleys.set(xscale="log", xlabel="parameters N", ylabel="val loss (nats)")
-    valleys.set_xticks([2e4, 1e5, 5e5, 2.5e6], ["20k", "100k", "500k", "2.5M"])
+    ticks(valleys.xaxis, [2e4, 1e5, 5e5, 2.5e6], ["20k", "100k", "500k", "2.5M"])
     valleys.set_title("five sizes at each budget")
     valleys.legend(fontsize="small", loc="upper right")
 
@@ -149,12 +146,10 @@ def draw(axes) -> None:
     growth.plot(budgets, line, lw=1.2, color=GREY, label=f"Chinchilla's slope: {CHINCHILLA:.2f}")
     growth.plot(budgets, np.exp(log_best), "*", ms=9, color=ORANGE)
     growth.set(xscale="log", yscale="log", xlabel="budget (FLOPs)", ylabel="best N")
-    growth.set_xticks(budgets, [flops(budget).removesuffix(" FLOPs") for budget in budgets])
-    growth.set_yticks([5e4, 1e5, 2e5, 4e5, 8e5, 1.6e6], ["50k", "100k", "200k", "400k", "800k", "1.6M"])
+    ticks(growth.xaxis, budgets, [flops(budget).removesuffix(" FLOPs") for budget in budgets])
+    ticks(growth.yaxis, [5e4, 1e5, 2e5, 4e5, 8e5, 1.6e6], ["50k", "100k", "200k", "400k", "800k", "1.6M"])
     growth.set_title("the best size by budget")
     growth.legend(fontsize="small", title="exponent", title_fontsize="small")
-    for one in axes:
-        one.minorticks_off()
     print(findings(sizes))
 
 

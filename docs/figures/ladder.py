@@ -1,10 +1,4 @@
-"""Chapter 8: what each change to nanoGPT's recipe does to the loss, alone and on top of the others.
-
-    python -m docs.figures.ladder
-
-Drawn from experiments/results/; python -m experiments.compare experiments/ladder.toml trains what is missing
-there.
-"""
+"""Chapter 8: what each change to nanoGPT's recipe does to the loss, alone and on top of the others."""
 
 import tomllib
 
@@ -16,31 +10,24 @@ TEXTS = {"shakespeare": BLUE, "book": GREEN}
 ALONE = {text: f"ladder_{text}" for text in TEXTS}
 UP = {text: f"ladder_{text}_up" for text in TEXTS}
 UP_IN_TIME = {text: f"ladder_{text}_up_equal_time" for text in TEXTS}
-MISSING = "not run yet"
 
 
 def sets(name: str) -> list[str]:
-    """Return the labels of an experiment's sets that the code still has, the base first."""
+    """Return the labels of an experiment's sets, the base first."""
     lists = tomllib.loads((ROOT / "experiments" / "ladder.toml").read_text())
     return [*lists[name.removesuffix("_equal_time")]["sets"]]
 
 
 def differences(name: str) -> dict[str, Difference]:
-    """Return how each set that has been run differs from the base, or on the ladder from the set above."""
-    (base, *labels), record, found = sets(name), Record(RESULTS / f"{name}.json"), {}
-    above = dict(zip(labels, [base, *labels] if "_up" in name else [base] * len(labels), strict=False))
-    for label, other in above.items():
-        if {label, other} <= record.sets.keys():
-            pair = difference(record.losses(label), record.losses(other))
-            if len(pair.pairs) > 1:
-                found[label] = pair
-    return found
+    """Return how each set differs from the base, or on the ladder from the set above."""
+    (base, *labels), record = sets(name), Record(RESULTS / f"{name}.json")
+    others = [base, *labels] if "_up" in name else [base] * len(labels)
+    pairs = zip(labels, others, strict=False)
+    return {label: difference(record.losses(label), record.losses(other)) for label, other in pairs}
 
 
-def say(found: Difference | None) -> str:
+def say(found: Difference) -> str:
     """Return a difference and its interval, in brackets if that contains 0."""
-    if found is None:
-        return MISSING
     text = f"{found.mean:+.4f} ± {found.half:.4f}"
     return text if abs(found.mean) > found.half else f"({text})"
 
@@ -49,8 +36,8 @@ def findings(names: dict[str, str]) -> str:
     """Say what the experiments found, a column for each text."""
     columns = [differences(name) for name in names.values()]
     rows = [" " * 10 + "".join(f"{text:>21}" for text in names)]
-    for label in sets(names["shakespeare"])[1:]:
-        rows.append(f"{label:10}" + "".join(f"{say(found.get(label)):>21}" for found in columns))
+    for label in columns[0]:
+        rows.append(f"{label:10}" + "".join(f"{say(found[label]):>21}" for found in columns))
     return "\n".join(rows)
 
 
@@ -87,10 +74,8 @@ def draw_up(axes) -> None:
     for names, style, equal in ((UP, "o-", "steps"), (UP_IN_TIME, "o:", "time")):
         for text, color in TEXTS.items():
             labels, record = sets(names[text]), Record(RESULTS / f"{names[text]}.json")
-            means = [record.losses(x).dropna().mean() if x in record.sets else None for x in labels]
-            axes.plot(
-                means, range(len(labels)), style, ms=4, lw=1.2, color=color, label=f"{text}, equal {equal}"
-            )
+            means, label = [record.losses(x).mean() for x in labels], f"{text}, equal {equal}"
+            axes.plot(means, range(len(labels)), style, ms=4, lw=1.2, color=color, label=label)
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set(xlabel="val loss (nats)")

@@ -1,7 +1,5 @@
 """Chapter 7: the schedules of the learning rate, and what they do in a valley with noise.
 
-    python -m docs.figures.learning_rates
-
 The valley is a toy: steep across, nearly flat along, and each gradient is off by noise across. Gradient
 descent's expected height there can be computed exactly, so nothing is drawn at random.
 """

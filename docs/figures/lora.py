@@ -1,39 +1,26 @@
-"""LoRA: a frozen matrix with two thin ones beside it, drawn to scale. For chapter 16 of the book.
+"""Chapter 16: LoRA, a frozen matrix with two thin ones beside it, drawn to scale."""
 
-python -m docs.figures.lora
-"""
+from docs.figures import BLUE, GREY, ORANGE, canvas, save, tile, write
 
-from docs.figures import BLUE, GREY, ORANGE
-from docs.figures._motion import Movie, box, text
-
-SIDE, RANK = 120, 8  # of a matrix, in pixels: rank 51 of 768
-X, W, A, B, Y = 20, 180, 330, 360, 530  # from the left
-TOP = 40
+SIDE, RANK = 120, 8  # of a matrix, and of the thin ones: rank 51 of 768
+X, W, A, B, Y = 0, 160, 310, 340, 510  # from the left
+MIDDLE = 75
 
 
-def main() -> None:
-    movie = Movie(670, 218, 1, "y = x W + (x A) B: W is frozen, A and B are trained, and drawn to scale")
-    middle = TOP + SIDE / 2
-    for name, x in (("x", X), ("y", Y)):
-        movie.add(box(x, middle - RANK / 2, SIDE, RANK, "#9aa1ac"))
-        movie.add(text(x + SIDE / 2, middle - 14, name, anchor="middle"))
-    movie.add(box(W, TOP, SIDE, SIDE, BLUE))
-    movie.add(text(W + SIDE / 2, middle + 4, "W, frozen", "white", anchor="middle"))
-    movie.add(text(W + SIDE / 2, TOP + SIDE + 18, "D x D", GREY, anchor="middle"))
-    movie.add(box(A, TOP, RANK, SIDE, ORANGE))
-    movie.add(text(A + RANK / 2, TOP - 10, "A", ORANGE, anchor="middle"))
-    movie.add(text(A + RANK / 2, TOP + SIDE + 18, "D x r", GREY, anchor="middle"))
-    movie.add(box(B, middle - RANK / 2, SIDE, RANK, ORANGE))
-    movie.add(text(B + SIDE / 2, middle - 14, "B", ORANGE, anchor="middle"))
-    movie.add(text(B + SIDE / 2, TOP + SIDE + 18, "r x D, zero at first", GREY, anchor="middle"))
+def draw(axes) -> None:
+    canvas(axes, 640, 152)
+    for name, left, color in (("x", X, GREY), ("B", B, ORANGE), ("y", Y, GREY)):
+        tile(axes, left, MIDDLE - RANK / 2, SIDE, RANK, color)
+        write(axes, left + SIDE / 2, MIDDLE + 14, name, color)
+    tile(axes, W, MIDDLE - SIDE / 2, SIDE, SIDE, BLUE)
+    write(axes, W + SIDE / 2, MIDDLE, "W, frozen", "white")
+    tile(axes, A, MIDDLE - SIDE / 2, RANK, SIDE, ORANGE)
+    write(axes, A + RANK / 2, MIDDLE + SIDE / 2 + 10, "A", ORANGE)
+    for x, shape in ((W + SIDE / 2, "D × D"), (A, "D × r"), (B + SIDE / 2, "r × D, zero at first")):
+        write(axes, x, MIDDLE - SIDE / 2 - 10, shape, GREY)
     for x, sign in ((W - 20, "· ("), (A - 15, "+"), (A + 19, "·"), (Y - 25, ")  =")):
-        movie.add(text(x, middle + 6, sign, GREY, size=20, anchor="middle"))
-    words = (
-        "Gradients, moments and checkpoints are of what is orange. Afterwards W + A B is one matrix again."
-    )
-    movie.add(text(X, TOP + SIDE + 48, words, GREY))
-    movie.save("lora")
+        write(axes, x, MIDDLE, sign, GREY, fontsize=15)
 
 
 if __name__ == "__main__":
-    main()
+    save("lora", draw, height=1.8)

@@ -1,14 +1,10 @@
-"""Chapter 4: the quickstart's model, with the shape at every arrow. The model gives the shapes.
-
-python -m docs.figures.model_shapes
-"""
+"""Chapter 4: the quickstart's model, with the shape at every arrow. The model gives the shapes."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from docs.figures import BLUE, GREEN, GREY, ORANGE, save
-from docs.figures._boxes import arrow, box, canvas
+from docs.figures import BLUE, GREEN, GREY, ORANGE, arrow, box, canvas, save, write
 from docs.figures.whole_model import MODELS
 from model import GPT
 
@@ -25,8 +21,8 @@ def shapes() -> dict[str, tuple[int, ...]]:
         positions, attend = model.causal_attention(tokens)
         x = model.embed(tokens, positions)
         y = block.ln_1(x)
-        q = block.attn.c_q(y)
-        mixed = attend(q, block.attn.c_k(y), block.attn.c_v(y))
+        q, k, v = block.attn.c_q(y), block.attn.c_k(y), block.attn.c_v(y)
+        mixed = attend(*(heads.swapaxes(1, 2) for heads in (q, k, v))).swapaxes(1, 2)
         y = block.ln_2(x)
         gate, h = block.mlp.c_gate(y), block.mlp.c_fc(y)
         features = model.features(tokens)
@@ -65,8 +61,8 @@ def draw(axes) -> None:
         arrow(model, (2.6, y - 0.4), (2.6, y - 1.7 if i < 3 else y - 1.5), below + found[shape])
 
     canvas(block, 11, 9.6, "one of its blocks")
-    block.annotate("", (1, 0.1), (1, 9.4), arrowprops={"arrowstyle": "-|>", "color": ORANGE, "lw": 4})
-    block.text(1.25, 9.1, f"x {found['x']}", color=ORANGE, fontsize=8.5)
+    arrow(block, (1, 9.4), (1, 0.1), color=ORANGE, width=4)
+    write(block, 1.25, 9.2, f"residual stream x {found['x']}", ORANGE, "left", fontsize=8.5)
     rows = [
         (8.2, "ln_1", GREY, ""),
         (6.9, "c_q, c_k, c_v", BLUE, "x"),
@@ -85,8 +81,8 @@ def draw(axes) -> None:
             arrow(block, (1, y), (3.1, y))
     for y, shape in ((4.3, "attention"), (0.6, "mlp")):
         arrow(block, (3.1, y), (1.15, y))
-        block.text(1.25, y + 0.3, "+", fontsize=12, color=ORANGE, va="center")
-        block.text(7.8, y, found[shape], fontsize=8.5, color=GREY, va="center")
+        write(block, 1.25, y + 0.3, "+", ORANGE, "left", fontsize=12)
+        write(block, 7.8, y, found[shape], GREY, "left", fontsize=8.5)
 
 
 if __name__ == "__main__":

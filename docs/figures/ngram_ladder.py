@@ -1,7 +1,5 @@
 """Chapter 2: how well n-grams predict the quickstart's text, and when its GPT passes each of them.
 
-    python -m docs.figures.ngram_ladder
-
 An n-gram model counts which character followed each context of n - 1. A context that was never seen tells it
 nothing, so each order leans on the one below, by modified Kneser-Ney smoothing (Chen and Goodman 1999,
 doi.org/10.1006/csla.1999.0128).
@@ -12,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from data.dataset import DATA, load_meta, prepare_if_missing
-from docs.figures import BLUE, GREY, ORANGE, save
+from docs.figures import BLUE, GREY, ORANGE, book, save, write
 from experiments.record import RESULTS, Record
 from experiments.statistics import critical
 
-ORDERS = range(1, 10)  # 96 symbols: a 9-gram has a number of its own in 63 bits
+SYMBOLS = 96  # in the text
+ORDERS = range(1, 10)  # a 9-gram of them has a number of its own in 63 bits
 # evaluate.py gave five runs these bits on the whole validation text, with --stride=128 and without.
 WHOLE = {
     "side by side": (1.7909, 1.7790, 1.7840, 1.7839, 1.7924),
@@ -94,12 +92,7 @@ def bits(probability: Float[np.ndarray, " N"]) -> float:
 
 
 def draw(axes) -> None:
-    prepare_if_missing("book_char")
-    train, val = (
-        np.fromfile(DATA / "book_char" / f"{split}.bin", np.uint16).astype(np.int64)
-        for split in ("train", "val")
-    )
-    rungs = ladder(train, val, load_meta("book_char").vocab_size)
+    rungs = ladder(book("train"), book("val"), SYMBOLS)
     for n, rung in zip(ORDERS, rungs, strict=True):
         print(f"{n}-gram   {rung.bits:.3f} bits a character   {rung.kinds:9,} kinds   {rung.new:6.2%} new")
     draw_ladder(axes[0], rungs)
@@ -109,11 +102,10 @@ def draw(axes) -> None:
 def draw_ladder(axes, rungs: list[Rung]) -> None:
     axes.plot(ORDERS, [rung.bits for rung in rungs], "o-", color=BLUE)
     for n, rung in zip(ORDERS, rungs, strict=True):
-        at = (n, rung.bits)
-        offset = (20, 2) if n < 4 else (-4, -14)  # clear of the curves, first steep and then flat
-        axes.annotate(f"{at[1]:.2f}", at, offset, textcoords="offset points", color=BLUE, ha="center")
-    axes.axhline(np.log2(96), color=GREY, lw=0.8, ls=":")
-    axes.text(9.4, np.log2(96) + 0.08, "log₂ 96: knows nothing", color=GREY, fontsize=9, ha="right")
+        x, y = (n + 0.6, rung.bits + 0.1) if n < 4 else (n, rung.bits - 0.4)  # clear of the curve
+        write(axes, x, y, f"{rung.bits:.2f}", BLUE)
+    axes.axhline(np.log2(SYMBOLS), color=GREY, lw=0.8, ls=":")
+    write(axes, 9.4, np.log2(SYMBOLS) + 0.2, "log₂ 96: knows nothing", GREY, "right")
     axes.set(xlabel="n, of which n - 1 are context", ylabel="bits a character, validation")
     axes.set(xlim=(0.4, 9.6), ylim=(0, 6.9), xticks=ORDERS)
     axes.set_title("n-grams of the book and its code")
@@ -135,8 +127,8 @@ def draw_training(axes, bits: list[float]) -> None:
         axes.plot(1.04 * end, mean, marker, color=ORANGE, mec="white", ms=7, label=label)
     for n in range(4, 10):
         axes.axhline(bits[n - 1], color=BLUE, lw=0.8, ls=":")
-        above = 0.01 if n < 9 else -0.045
-        axes.text(1.24 * end, bits[n - 1] + above, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
+        above = 0.02 if n < 9 else -0.025
+        write(axes, 1.24 * end, bits[n - 1] + above, f"{n}-gram", BLUE, "right")
     axes.set(xlabel="training step", xlim=(0.2 * end, 1.25 * end), ylim=(1.58, 2.62), xticks=steps)
     axes.set_title("and five seeds of the quickstart's GPT")
     axes.legend(loc="upper right", fontsize=9)

@@ -1,7 +1,5 @@
 """Chapter 6: three optimizers go down a narrow valley, and what Muon makes of a matrix.
 
-    python -m docs.figures.optimizers
-
 docs/interactive/optimizers.html draws the same with a slider for the rate.
 """
 

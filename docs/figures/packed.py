@@ -1,20 +1,16 @@
-"""Chapter 18: conversations packed into rows, and what the tokens of a row attend to.
-
-python -m docs.figures.packed
-"""
+"""Chapter 18: conversations packed into rows, and what the tokens of a row attend to."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from matplotlib.colors import ListedColormap
-from matplotlib.patches import Patch
 
 from data.conversations import Renderer, pack
 from data.train_tokenizer import save as save_tokenizer
 from data.train_tokenizer import train
 from data.writer import load_tokenizer
-from docs.figures import BLUE, LIGHT, ORANGE, save
+from docs.figures import BLUE, LIGHT, ORANGE, legend, save
 
 QUESTIONS = {
     "What is 2 + 3?": "5",
@@ -26,7 +22,7 @@ QUESTIONS = {
     "Is 7 odd?": "Yes.",
 }
 ROW = 65  # tokens
-READ, LEARNED, FILLED = range(3)
+KINDS = {"read": "#a9c4ea", "learned": ORANGE, "filled up": LIGHT}
 
 
 def rows() -> tuple[np.ndarray, np.ndarray, int]:
@@ -48,27 +44,19 @@ def draw(axes) -> None:
     print(f"{learned.mean():.0%} of the tokens are learned")
     begins = ids == start
     filled = begins & np.column_stack([begins[:, 1:], np.ones(len(ids), bool)])  # up to the row's end
-    kind = np.where(filled, FILLED, np.where(learned, LEARNED, READ))
+    kind = np.where(filled, 2, learned)  # of KINDS
     strip, mask = axes
-    strip.pcolormesh(kind[::-1], cmap=ListedColormap(["#a9c4ea", ORANGE, LIGHT]), edgecolors="white", lw=0.3)
+    strip.pcolormesh(kind, cmap=ListedColormap([*KINDS.values()]), edgecolors="white", lw=0.3)
+    strip.invert_yaxis()
     for row, column in zip(*np.nonzero(begins & ~filled), strict=True):
-        strip.plot([column] * 2, [len(ids) - row - 1, len(ids) - row], color="black", lw=1.5)
-    strip.set(xticks=[], yticks=np.arange(len(ids)) + 0.5, yticklabels=range(len(ids), 0, -1), ylabel="row")
-    colors = {"read": "#a9c4ea", "learned": ORANGE, "filled up": LIGHT}
-    strip.legend(
-        [Patch(color=color) for color in colors.values()],
-        colors,
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0),
-        ncols=3,
-        fontsize=9,
-    )
+        strip.plot([column] * 2, [row, row + 1], color="black", lw=1.5)
+    strip.set(xticks=[], yticks=np.arange(len(ids)) + 0.5, yticklabels=range(1, len(ids) + 1), ylabel="row")
+    strip.spines[:].set_visible(False)
+    legend(strip, KINDS, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, fontsize=9)
     document = begins[0].cumsum()
     seen = np.tri(ROW, dtype=bool) & (document[:, None] == document)
     mask.imshow(seen, cmap=ListedColormap(["white", BLUE]), interpolation="none")
     mask.set(xlabel="attends to", ylabel="a token of row 1", xticks=[], yticks=[])
-    for spine in strip.spines.values():
-        spine.set_visible(False)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,11 @@
 """Chapter 10: the roofline of an H100, and what some of GPT-2's work could reach under it.
 
-python -m docs.figures.roofline
-
 Both axes are counted: FLOPs and bytes by shapes, peaks from common/devices.csv. Nothing was measured.
 """
 
 import jax
-from matplotlib.axes import Axes
 
-from docs.figures import BLUE, GREEN, GREY, ORANGE, save
+from docs.figures import BLUE, GREEN, GREY, ORANGE, save, write
 from model import GPTConfig
 from runs.metrics import flops_per_token
 from tools.planning.target import DEVICES
@@ -63,27 +60,20 @@ WORK = {
 }
 
 
-def draw(axes: Axes) -> None:
+def draw(axes) -> None:
     ridge = H100.peak / H100.bandwidth
     axes.loglog([LEFT, ridge, RIGHT], [attainable(x) / 1e12 for x in (LEFT, ridge, RIGHT)], color=GREY, lw=2)
     axes.axvline(ridge, color=GREY, lw=0.8, ls=":")
-    axes.annotate(f"{ridge:.0f} FLOPs per byte", (ridge, 0.55), color=GREY, fontsize=8, ha="center")
-    axes.annotate("3.35 TB/s", (3.6, 17), color=GREY, fontsize=9, rotation=32, rotation_mode="anchor")
-    axes.annotate("989 TFLOP/s", (900, 1100), color=GREY, fontsize=9)
+    write(axes, ridge, 0.6, f"{ridge:.0f} FLOPs per byte", GREY)
+    write(axes, 5, 30, "3.35 TB/s", GREY, rotation=32)
+    write(axes, 900, 1300, "989 TFLOP/s", GREY, "left")
     for name, (intensity, color) in WORK.items():
         y = attainable(intensity) / 1e12
         axes.plot(intensity, y, "o", color=color)
-        left = name.startswith("training: MLP")
-        offset = (-8, 6) if left else (8, -10)
-        axes.annotate(
-            name,
-            (intensity, y),
-            xytext=offset,
-            textcoords="offset points",
-            color=color,
-            fontsize=8.5,
-            ha="right" if left else "left",
-        )
+        if name.startswith("training: MLP"):  # the next one's name is at its right
+            write(axes, 0.85 * intensity, 1.3 * y, name, color, "right")
+        else:
+            write(axes, 1.2 * intensity, 0.75 * y, name, color, "left")
     axes.set(xlim=(LEFT, RIGHT), ylim=(0.4, 2000), xlabel="FLOPs per byte", ylabel="TFLOP/s at most")
 
 

@@ -1,11 +1,8 @@
-"""Chapter 3: the pairs that rope rotates, each at its own speed, and the scores that come of it.
-
-python -m docs.figures.rope
-"""
+"""Chapter 3: the pairs that rope rotates, each at its own speed, and the scores that come of it."""
 
 import numpy as np
 
-from docs.figures import BLUE, GREY, LIGHT, save
+from docs.figures import BLUE, GREY, LIGHT, arrow, canvas, save, write
 from model import inverse_frequencies
 
 C, T = 8, 24
@@ -15,21 +12,18 @@ FREQUENCIES = inverse_frequencies(C, 10_000.0)  # radians per position, of the C
 
 def draw_dials(axes) -> None:
     """Draw a dial for each pair and position: its hand began at three o'clock, at position 0."""
+    canvas(axes, 1, 1, "four pairs at six positions")
+    axes.set(xlim=(-7.6, 13.8), ylim=(-8.8, 2.4), aspect="equal")
     circle = np.linspace(0, 2 * np.pi, 60)
     for i, frequency in enumerate(FREQUENCIES):
         for j, position in enumerate(POSITIONS):
             x, y, angle = 2.5 * j, -2.5 * i, frequency * position
             axes.plot(x + np.cos(circle), y + np.sin(circle), color=LIGHT, lw=1)
-            tip = (x + np.cos(angle), y + np.sin(angle))
-            axes.annotate("", tip, (x, y), arrowprops={"arrowstyle": "-|>", "color": BLUE, "lw": 1.5,
-                                                       "shrinkA": 0, "shrinkB": 0})  # fmt: skip
-        axes.text(-1.6, -2.5 * i, f"{frequency:.3g}", ha="right", va="center", fontsize=9)
+            arrow(axes, (x, y), (x + np.cos(angle), y + np.sin(angle)), color=BLUE)
+        write(axes, -1.6, -2.5 * i, f"{frequency:.3g}", align="right")
     for j, position in enumerate(POSITIONS):
-        axes.text(2.5 * j, 1.5, str(position), ha="center", fontsize=9)
-    axes.text(-1.6, 1.5, "radians per position", ha="right", fontsize=9, color=GREY)
-    axes.set(xlim=(-7.6, 13.8), ylim=(-8.8, 2.4), aspect="equal")
-    axes.axis("off")
-    axes.set_title("four pairs at six positions")
+        write(axes, 2.5 * j, 1.7, str(position))
+    write(axes, -1.6, 1.7, "radians per position", GREY, "right")
 
 
 def draw_scores(axes) -> None:

@@ -1,11 +1,7 @@
-"""Draw the probabilities of ten letters under temperature, top-k and top-p. For chapter 14 of the book.
-
-python -m docs.figures.sampling
-"""
+"""Chapter 14: the probabilities of ten letters under temperature, top-k and top-p."""
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from docs.figures import BLUE, GREY, LIGHT, save
 from generation.sampling import keep_top_k, keep_top_p, scale
@@ -21,7 +17,7 @@ SETTINGS = {
 }
 
 
-def draw(axes: np.ndarray) -> None:
+def draw(axes) -> None:
     before = jax.nn.softmax(LOGITS)[0]
     for picture, (name, logits) in zip(axes, SETTINGS.items(), strict=True):
         after = jax.nn.softmax(logits)[0]

@@ -1,12 +1,9 @@
-"""The pipeline's schedules: what each of four ranks does, and when. For chapter 12 of the book.
+"""Chapter 12: the pipeline's schedules, and what each of four ranks does when.
 
-    python -m docs.figures.schedules
-
-The orders are those of parallel/pipeline/schedule.py. An orange line goes over them as time goes on.
+The orders are those of parallel/pipeline/schedule.py.
 """
 
-from docs.figures import GREEN, GREY, ORANGE
-from docs.figures._motion import Movie, box, text
+from docs.figures import GREEN, GREY, LIGHT, canvas, save, tile, write
 from docs.timeline import Classic, asynchronous, bubble, inputs_held, lockstep
 from parallel.pipeline.schedule import Schedule
 
@@ -19,44 +16,38 @@ SCHEDULES = (
     (Schedule("1f1b", 4, 1, 8), lockstep, "1f1b", "eager 1F1B in lockstep, our default"),
     (Schedule("interleaved", 4, 2, 8), lockstep, "interleaved", "in lockstep, two chunks on each rank"),
 )
-LEFT, TOP, ROW, PANEL, WIDTH = 50, 26, 20, 128, 640
+TOP, ROW, PANEL, WIDTH = 26, 20, 128, 640
 LONGEST = 64  # forwards of a stage that fill the width; interleaved stages are half as long
 
 
-def main() -> None:
-    movie = Movie(
-        LEFT + WIDTH + 14, len(SCHEDULES) * PANEL, 10, "What four pipeline ranks do in five schedules"
-    )
+def draw(axes) -> None:
+    canvas(axes, WIDTH, len(SCHEDULES) * PANEL - 20)
+    axes.invert_yaxis()
     for i, schedule in enumerate(SCHEDULES):
-        panel(movie, *schedule, i * PANEL)
-    movie.save("schedules")
+        draw_schedule(axes, i * PANEL, *schedule)
 
 
-def panel(movie: Movie, schedule: Schedule, clock, name: str, words: str, y: float) -> None:
+def draw_schedule(axes, y: float, schedule: Schedule, clock, name: str, words: str) -> None:
     """Draw when each rank does what on a clock, lockstep or asynchronous."""
     scale = WIDTH / LONGEST / schedule.chunks
     spans = clock(schedule)
-    end = max(end for _, end in spans.values()) * scale
     held = ", ".join(str(inputs_held(schedule, rank, clock)) for rank in range(schedule.ranks))
+    write(axes, 0, y + 13, name, align="left", weight="bold")
     found = f"{words}: idle {bubble(schedule, clock):.0%}, holds {held} inputs"
-    movie.add(f'<g font-weight="600">{text(LEFT, y + 16, name, size=13)}</g>')
-    movie.add(text(LEFT + 96, y + 16, found, GREY))
-    movie.add(box(LEFT, y + TOP, end, ROW * schedule.ranks, "#f3f4f6"))
+    write(axes, 90, y + 13, found, GREY, "left")
+    end = max(end for _, end in spans.values()) * scale
+    tile(axes, 0, y + TOP, end, ROW * schedule.ranks, LIGHT, alpha=0.3)
     for rank in range(schedule.ranks):
-        movie.add(text(LEFT - 8, y + TOP + rank * ROW + 14, f"rank {rank}", GREY, size=10, anchor="end"))
+        write(axes, -8, y + TOP + rank * ROW + 10, f"rank {rank}", GREY, "right", fontsize=8)
     for task, (start, stop) in spans.items():
         chunk, rank = divmod(task.stage, schedule.ranks)
         color = (BLUES if task.kind == "fwd" else GREENS)[chunk]
-        x, width = LEFT + start * scale, (stop - start) * scale
-        movie.add(box(x, y + TOP + rank * ROW, width - 0.8, ROW - 1.5, color))
+        x, top, width = start * scale, y + TOP + rank * ROW, (stop - start) * scale
+        tile(axes, x, top, width - 0.8, ROW - 1.5, color)
         if width > 6:
-            ink = "white" if color == GREEN else "#1f2937"
-            where = x + width / 2, y + TOP + rank * ROW + 13.5
-            movie.add(text(*where, str(task.microbatch), ink, size=9, anchor="middle"))
-    share = 0.9 * end / WIDTH  # all schedules run at one speed
-    line = box(LEFT - 1, y + TOP - 3, 2, ROW * schedule.ranks + 6, ORANGE)
-    movie.add(line, 0, share, move=(end, 0), still=0)
+            ink = "white" if color == GREEN else "black"
+            write(axes, x + width / 2, top + 9.5, str(task.microbatch), ink, fontsize=7)
 
 
 if __name__ == "__main__":
-    main()
+    save("schedules", draw, width=7.6, height=6.6)

@@ -1,6 +1,4 @@
-"""The engine at work, moving: seven requests share three slots. For chapter 14 of the book.
-
-python -m docs.figures.slots
+"""Chapter 14: the engine at work. Seven requests share three slots.
 
 A small model with random weights runs in generation/engine.py, and what each of its steps did is drawn.
 """
@@ -8,24 +6,15 @@ A small model with random weights runs in generation/engine.py, and what each of
 import jax
 import numpy as np
 
-from docs.figures import BLUE, GREEN, GREY, ORANGE
-from docs.figures._motion import Movie, box, text
+from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, canvas, save, tile, write
 from generation.engine import Engine, Request
 from model import GPT, GPTConfig
 
 MODEL = GPTConfig(block_size=64, vocab_size=64, n_layer=1, n_head=2, n_embd=16, position="rope")
-REQUESTS = (
-    (4, 12),
-    (40, 6),
-    (3, 5),
-    (10, 14),
-    (20, 8),
-    (2, 10),
-    (30, 4),
-)  # tokens of prompt, tokens to write
+REQUESTS = ((4, 12), (40, 6), (3, 5), (10, 14), (20, 8), (2, 10), (30, 4))  # tokens of prompt, and to write
 COLORS = (BLUE, ORANGE, GREEN, "#8a5fb0", "#b5495b", "#3c8d93", "#7a6a3f")
 SLOTS, MOST = 3, 4  # and tokens drawn in a step, at most
-LEFT, TOP, ROW, STEP = 56, 46, 34, 62
+TOP, ROW, STEP = 14, 34, 62
 
 
 def run() -> list[tuple[float, list[tuple[int, int, int, int]]]]:
@@ -46,33 +35,27 @@ def run() -> list[tuple[float, list[tuple[int, int, int, int]]]]:
     return steps
 
 
-def main() -> None:
-    steps = run()
-    width = LEFT + len(steps) * STEP + 20
-    movie = Movie(width, TOP + SLOTS * ROW + 62, 1.1 * len(steps), "Requests enter and leave three slots")
+def draw(axes) -> None:
+    steps, bottom = run(), TOP + SLOTS * ROW
+    canvas(axes, len(steps) * STEP, bottom + 50)
+    axes.invert_yaxis()
     for slot in range(SLOTS):
-        y = TOP + slot * ROW
-        movie.add(text(LEFT - 8, y + 20, f"slot {slot}", GREY, size=11, anchor="end"))
-        movie.add(box(LEFT, y, len(steps) * STEP, ROW - 4, "#f3f4f6"))
+        write(axes, -8, TOP + slot * ROW + 15, f"slot {slot}", GREY, "right")
+        tile(axes, 0, TOP + slot * ROW, len(steps) * STEP, ROW - 4, LIGHT, alpha=0.3)
     for i, (waiting, rows) in enumerate(steps):
-        x, start = LEFT + i * STEP, i / len(steps) * 0.95
-        movie.add(text(x + STEP / 2, TOP - 8, f"step {i + 1}", GREY, size=9, anchor="middle"))
+        x = i * STEP
+        write(axes, x + STEP / 2, 4, f"step {i + 1}", GREY, fontsize=7.5)
         for slot, request, read, drawn in rows:
-            y, color, part = TOP + slot * ROW, COLORS[request], ""
+            y, color = TOP + slot * ROW, COLORS[request]
             if read:
-                label = text(x + 2 + 13, y + 19, str(read), "white", size=10, anchor="middle")
-                movie.add(box(x + 1, y, 28, ROW - 4, color) + label, start)
+                tile(axes, x + 1, y, 28, ROW - 4, color)
+                write(axes, x + 15, y + 15, str(read), "white", fontsize=8)
             for n in range(drawn):
-                part += box(x + 32 + 7 * n, y + 8, 5, ROW - 20, color)
-            movie.add(part, start)
-        foot = text(x + STEP / 2, TOP + SLOTS * ROW + 16, f"{waiting} wait", GREY, size=9, anchor="middle")
-        movie.add(foot, start)
-    y = TOP + SLOTS * ROW + 44
-    legend = "A block is a part of a prompt, with its number of tokens. A stripe is a token drawn."
-    movie.add(text(LEFT, y, legend, GREY))
-    movie.add(text(LEFT, 20, "Seven requests, each in its colour, share three slots", size=13))
-    movie.save("slots")
+                tile(axes, x + 32 + 7 * n, y + 8, 5, ROW - 20, color)
+        write(axes, x + STEP / 2, bottom + 10, f"{waiting} wait", GREY, fontsize=7.5)
+    words = "A colour is a request, a block a part of its prompt, with its tokens, a stripe a token drawn."
+    write(axes, 0, bottom + 36, words, GREY, "left")
 
 
 if __name__ == "__main__":
-    main()
+    save("slots", draw, width=8, height=2)

@@ -1,7 +1,5 @@
 """Chapter 17: where the time of two steps goes, which differ in the gradient of a product. Traced, and drawn.
 
-    python -m docs.figures.slow_step
-
 A step here is the loss of config/train_shakespeare_char_cpu.py's model and its gradients, without an
 optimizer. The chapter uses `PlainLinear` and what stands below it, as far as `sums`.
 """
@@ -18,9 +16,8 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from matplotlib.axes import Axes
 
-from docs.figures import BLUE, GREEN, LIGHT, ORANGE, save
+from docs.figures import BLUE, GREEN, LIGHT, ORANGE, legend, save
 from fast import How, faster
 from model import GPT, GPTConfig
 
@@ -136,7 +133,7 @@ def length(spans: list[Span]) -> float:
     return max(span.start + span.ms for span in spans)
 
 
-def draw(axes: list[Axes]) -> None:
+def draw(axes) -> None:
     steps = {
         "x @ w, with the gradient that JAX makes": Step(PlainLinear()),
         "the same, with the gradient of fast.py": Step(How()),
@@ -155,11 +152,10 @@ def draw(axes: list[Axes]) -> None:
         for name, color in KINDS.items():
             for row, thread in enumerate(threads):
                 own = [(s.start, s.ms) for s in spans if s.thread == thread and kind(s.name) == name]
-                label = name if row == 0 and plot is axes[0] else None
-                plot.broken_barh(own, (row - 0.4, 0.8), color=color, linewidth=0, label=label)
+                plot.broken_barh(own, (row - 0.4, 0.8), color=color, linewidth=0)
         plot.set_title(title, fontsize=10)
-        plot.set(yticks=range(len(threads)), yticklabels=[f"thread {i + 1}" for i in range(len(threads))])
-    axes[0].legend(loc="lower right", bbox_to_anchor=(1, 1.2), ncols=2, fontsize=9)
+        plot.set_yticks(range(len(threads)), [f"thread {i + 1}" for i in range(len(threads))])
+    legend(axes[0], KINDS, loc="lower right", bbox_to_anchor=(1, 1.2), ncols=2, fontsize=9)
     axes[-1].set_xlabel("ms of one step under the profiler, on one busy machine with 2 cores")
 
 

@@ -1,7 +1,4 @@
-"""Chapter 4: where a GPT's parameters are, and how its residual stream grows before anything is learnt.
-
-python -m docs.figures.whole_model
-"""
+"""Chapter 4: where a GPT's parameters are, and how its residual stream grows before anything is learnt."""
 
 import math
 
@@ -10,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
+from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, legend, save, ticks, write
 from model import GPT, Block, GPTConfig, attention, causal_mask
 
 MODELS = {
@@ -67,14 +64,12 @@ def draw(axes) -> None:
         total, left = sum(counted.values()), 0.0
         print(name, f"{total:,}", {part: f"{n:,}" for part, n in counted.items()})
         for part, n in counted.items():
-            bars.barh(
-                -y, 100 * n / total, left=left, color=PARTS[part], height=0.6, label=part if not y else None
-            )
+            bars.barh(-y, 100 * n / total, left=left, color=PARTS[part], height=0.6)
             left += 100 * n / total
-        bars.text(0, -y + 0.38, f"{name}: {total / 1e6:,.1f} million", color=GREY, fontsize=9)
+        write(bars, 0, -y + 0.45, f"{name}: {total / 1e6:,.1f} million", GREY, "left")
     bars.set(yticks=[], xlabel="% of the parameters", ylim=(-3.5, 1.25))
     bars.set_title("where the parameters are")
-    bars.legend(loc="upper center", ncols=4, fontsize=8, columnspacing=1, handlelength=1)
+    legend(bars, PARTS, loc="upper center", ncols=4, fontsize=8, columnspacing=1, handlelength=1)
 
     for scaled, color, text in (
         (False, ORANGE, "all matrices 0.02"),
@@ -83,11 +78,10 @@ def draw(axes) -> None:
         found = growth(scaled)
         print(text, [round(found[i], 3) for i in (0, 1, DEPTH)])
         stream.plot(found, color=color)
-        stream.text(DEPTH, found[-1] * 1.12, text, color=color, ha="right", fontsize=9)
+        write(stream, DEPTH, found[-1] * 1.2, text, color, "right")
     stream.axhline(0.02, color=LIGHT, lw=0.8)
     stream.set(xlabel="blocks passed", ylabel="RMS of the stream", yscale="log", ylim=(0.015, 0.6))
-    stream.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], labels=["0.02", "0.05", "0.1", "0.2", "0.5"])
-    stream.minorticks_off()
+    ticks(stream.yaxis, [0.02, 0.05, 0.1, 0.2, 0.5])
     stream.set_title(f"{DEPTH} blocks at the start")
 
 

@@ -1,7 +1,7 @@
-"""Count what eight devices send each other in one training step, and draw it, for chapter 11 of the book.
+"""Chapter 11: what eight devices send each other in one training step.
 
-    python -m docs.figures.collectives                      four meshes: docs/images/collectives.svg
-    python -m docs.figures.collectives --mesh=fsdp:4,tensor:2       another one: a table, and no picture
+    python -m docs.collectives                          on four meshes
+    python -m docs.collectives --mesh=fsdp:4,tensor:2   on another
 
 The quickstart's model is compiled for eight simulated devices, and the compiled program is read as plan.py
 reads those of GPUs. Bytes are those that a ring takes: (n - 1) / n of the array for a gather, twice that
@@ -11,14 +11,10 @@ for a sum.
 import argparse
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 
 import jax
-from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from config.options import Options
-from docs.figures import BLUE, GREEN, ORANGE, save
 from parallel.mesh import make_mesh
 from tools.planning.program import Program
 from training.state import model_config, state_shapes
@@ -36,14 +32,14 @@ SMALL = 1500  # bytes; what sends less is a loss or the parts of a norm
 Sent = Counter[tuple[str, str]]  # times or bytes by the axes along which devices differ, and by kind
 
 
-@cache
-def count(mesh: str, options: Options = QUICKSTART, V: int = VOCABULARY) -> tuple[Sent, Sent]:
+def count(mesh: str) -> tuple[Sent, Sent]:
     """Return how often one step sends, and how many bytes one device sends, by (axes, kind)."""
+    options = QUICKSTART
     if "stage" in mesh:  # a pipeline wants microbatches: the same rows, in eight of them
         options = replace(options, batch_size=2, gradient_accumulation_steps=8)
     with jax.set_mesh(make_mesh(mesh)):
         shape = dict(jax.sharding.get_mesh().shape)
-        step = compile_step(state_shapes(model_config(options, V), options), options)
+        step = compile_step(state_shapes(model_config(options, VOCABULARY), options), options)
     times, sent = Counter(), Counter()
     for x in Program(step.as_text() or "", shape).messages():
         if x.sent >= SMALL:
@@ -60,32 +56,12 @@ def table(mesh: str) -> str:
     return "\n".join([*lines, f"  {'all':32}{'':6}{sum(sent.values()) / 1e3:22,.0f}"])
 
 
-def draw(axes: Axes) -> None:
-    colors = {"all-gather": BLUE, "all-reduce": ORANGE, "reduce-scatter": GREEN}
-    for y, mesh in enumerate(MESHES):
-        left = 0.0
-        for (along, kind), size in sorted(count(mesh)[1].items()):
-            axes.barh(y, size / 1e6, left=left, color=colors[kind], edgecolor="white")
-            if size > 8e5:
-                axes.text(left + size / 2e6, y, along, ha="center", va="center", color="white", fontsize=8)
-            left += size / 1e6
-    axes.set_yticks(range(len(MESHES)), MESHES, family="monospace")
-    axes.invert_yaxis()
-    axes.set_xlabel("MB that one device sends in one step (the quickstart's model, float32)")
-    handles = [Rectangle((0, 0), 1, 1, color=colors[kind]) for kind in ("all-gather", "all-reduce")]
-    axes.legend(handles, ["all-gather: to have it whole", "all-reduce: to sum"], fontsize=8)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m docs.figures.collectives", description=__doc__)
-    parser.add_argument("--mesh", help="print what this mesh of eight devices sends")
+    parser = argparse.ArgumentParser(prog="python -m docs.collectives", description=__doc__)
+    parser.add_argument("--mesh", help="of eight devices")
     mesh = parser.parse_args().mesh
     jax.config.update("jax_num_cpu_devices", 8)
-    if mesh:
-        print(table(mesh))
-    else:
-        print("\n".join(map(table, MESHES)))
-        save("collectives", draw, height=2.6)
+    print("\n".join(map(table, [mesh] if mesh else MESHES)))
 
 
 if __name__ == "__main__":
