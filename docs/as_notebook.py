@@ -6,10 +6,11 @@
 A `pycon` fence becomes code cells with their outputs; the rest Markdown, less the fences marked `printed`.
 """
 
+from common.errors import command  # isort: split
+
 import doctest
 import json
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,10 +63,11 @@ def notebook(page: str):
     """Return the notebook of a chapter's text, with the outputs that the chapter shows."""
     from nbformat import v4  # here, because the gate does without: pip install -r requirements-docs.txt
 
-    made = [getattr(v4, f"new_{c.kind}_cell")(c.source, id=f"c{i:02}") for i, c in enumerate(cells(page))]
-    for cell, ours in zip(made, cells(page), strict=True):
-        if ours.output:
-            cell.outputs = [v4.new_output("stream", name="stdout", text=ours.output)]
+    made = []
+    for i, cell in enumerate(cells(page)):
+        made.append(getattr(v4, f"new_{cell.kind}_cell")(cell.source, id=f"c{i:02}"))
+        if cell.output:
+            made[-1].outputs = [v4.new_output("stream", name="stdout", text=cell.output)]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
 
@@ -85,9 +87,11 @@ def write(chapter: Path, run: bool) -> Path:
     return path
 
 
-if __name__ == "__main__":
-    names = [name for name in sys.argv[1:] if name != "--run"] or [chapter.stem for chapter in chapters()]
+def main(argv: list[str]) -> None:
+    names = [name for name in argv if name != "--run"] or [chapter.stem for chapter in chapters()]
     for name in names:
-        if not (BOOK / f"{name}.md").exists():
-            sys.exit(f"error: {name}: no such chapter; give some of {', '.join(c.stem for c in chapters())}")
-        print(write(BOOK / f"{name}.md", run="--run" in sys.argv))
+        print(write(BOOK / f"{name}.md", run="--run" in argv))
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,7 +1,6 @@
 """The pictures of serve.py's page in docs/images: where a few clicks lead, and what chapters open.
 
-    python -m docs.page_pictures            all; trains the run that they show, if it is not there
-    python -m docs.page_pictures --live     those in chapters, of what python -m docs.live made
+    python -m docs.page_pictures    after python -m docs.live; trains the quickstart, if it is not there
 
 It takes Playwright and chromium.
 """
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
+from docs.figures import IMAGES, quickstart
 from docs.live.__main__ import PAGE
 from docs.pages import LIVE, ROOT, chapters
 
@@ -30,21 +30,17 @@ READY = {  # by the view: what it has when it is complete
     "lens": "#lens td.chosen",
     "loss": "#loss-figures dd",
 }
-RUN = "out-quickstart"
 
 
 @contextmanager
 def served() -> Generator[str]:
-    """Serve the run, and yield the address."""
-    if not (ROOT / RUN / "checkpoints").is_dir():
-        command = [sys.executable, "train.py", "config/quickstart.py", f"--out_dir={RUN}"]
-        subprocess.run(command, cwd=ROOT, check=True)
-    command = [sys.executable, "serve.py", f"--out_dir={RUN}", "--port=0"]
+    """Serve the quickstart's run, and yield the address."""
+    command = [sys.executable, "serve.py", f"--out_dir={quickstart()}", "--port=0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
+        lines = iter(server.stdout or "")
         try:
-            address = next(line.split()[-1] for line in server.stdout if line.startswith("serving "))
-            next(line for line in server.stdout if line.startswith("compiled "))  # and says so no more
+            address = next(line.split()[-1] for line in lines if line.startswith("serving "))
+            next(line for line in lines if line.startswith("compiled "))  # and says so no more
             yield address
         finally:
             server.terminate()
@@ -55,12 +51,11 @@ def picture(page: Page, name: str, ready: str) -> None:
     page.wait_for_selector(ready)
     page.mouse.move(0, 0)
     page.wait_for_load_state("networkidle")
-    path = ROOT / "docs" / "images" / f"page-{name}.png"
+    path = IMAGES / f"page-{name}.png"
     page.screenshot(path=path, full_page=True)
     with Image.open(path) as taken:
-        taken.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
-            path, optimize=True
-        )  # a third as large
+        few = taken.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)  # a third as large
     print(f"docs/images/{path.name}")
 
 
@@ -102,9 +97,8 @@ if __name__ == "__main__":
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1200, "height": 900})
         page.set_default_timeout(120_000)
-        if sys.argv[1:] != ["--live"]:
-            with served() as address:
-                page.goto(address)
-                take(page)
+        with served() as address:
+            page.goto(address)
+            take(page)
         take_live(page)
         browser.close()

@@ -4,6 +4,7 @@ A page is plain Markdown. A mark is an HTML comment on the line above a fence, s
 """
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,13 +60,10 @@ def prose(page: str) -> str:
 
 def anchors(page: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    found: set[str] = set()
+    found, times = set(), Counter()
     for heading in HEADING.finditer(prose(page)):
         words = re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading["text"]).strip().lower()
         slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-        twice = sum(
-            other == slug or other.startswith(f"{slug}-") and other[len(slug) + 1 :].isdigit()
-            for other in found
-        )
-        found.add(f"{slug}-{twice}" if twice else slug)
+        found.add(f"{slug}-{times[slug]}" if times[slug] else slug)
+        times[slug] += 1
     return found
