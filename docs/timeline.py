@@ -1,14 +1,7 @@
-"""Chapter 12: what each rank of a pipeline does, and when, and what that comes to.
+"""Chapter 12: what each rank of a pipeline does, and when, and what that comes to."""
 
-python -m docs.timeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
-"""
-
-from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal
 
-from common.command_line import Count, given
-from common.errors import command
 from parallel.pipeline.schedule import Schedule, Task
 
 BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradients of each product
@@ -25,36 +18,6 @@ def make_schedule(name: str, ranks: int, chunks: int, microbatches: int) -> Sche
     if name == "classic":
         return Classic("1f1b", ranks, chunks, microbatches)
     return Schedule(name, ranks, chunks, microbatches)
-
-
-def describe(schedule: Schedule) -> str:
-    ranks = range(schedule.ranks)
-    lines = [f"rank {rank}: {' '.join(names(schedule, rank))}" for rank in ranks]
-    lines += ["", f"{schedule.ticks} ticks; stage.microbatch forward|backward", ""]
-    lines += timeline(schedule)
-    lines += [
-        "",
-        f"bubble: a rank is idle for {bubble(schedule):.1%} of the time, if a backward takes {BACKWARD} "
-        "forwards and a tick as long as its busiest rank",
-        "stage inputs held at a time, at most, by rank: "
-        + ", ".join(str(inputs_held(schedule, rank)) for rank in ranks),
-    ]
-    return "\n".join(lines)
-
-
-def names(schedule: Schedule, rank: int) -> list[str]:
-    """Name a rank's tasks as JaxPP prints them."""
-    return [f"{kind}_{stage}__{microbatch}" for kind, stage, microbatch in schedule.tasks(rank)]
-
-
-def timeline(schedule: Schedule) -> list[str]:
-    """Return a line for each rank, with a column `forward|backward` for each tick."""
-    cells = [[["", ""] for _ in range(schedule.ticks)] for _ in range(schedule.ranks)]
-    for task, tick in schedule.when.items():
-        cells[task.stage % schedule.ranks][tick][task.kind == "bwd"] = f"{task.stage}.{task.microbatch}"
-    width = max(len(text) for row in cells for cell in row for text in cell)
-    rows = [[f"{f or '.':>{width}}|{b or '.':<{width}}" for f, b in row] for row in cells]
-    return [f"rank {rank}  {'  '.join(row)}".rstrip() for rank, row in enumerate(rows)]
 
 
 Spans = dict[Task, tuple[int, int]]  # the start and end of each task, in forwards
@@ -104,24 +67,3 @@ def inputs_held(schedule: Schedule, rank: int, spans=lockstep) -> int:
     starts = [start for task, (start, _) in own if task.kind == "fwd"]
     ends = [end for task, (_, end) in own if task.kind == "bwd"]
     return max(sum(s <= now for s in starts) - sum(e <= now for e in ends) for now in starts)
-
-
-@dataclass(frozen=True)
-class ScheduleOptions:
-    program: ClassVar[str] = "-m docs.timeline"
-    purpose: ClassVar[str] = "Print what each rank of a pipeline does, and when."
-
-    schedule: Literal["gpipe", "1f1b", "interleaved", "classic"] = "1f1b"  # classic: the papers' 1F1B order
-    stages: Count = 4  # ranks: the size of the mesh's stage axis
-    virtual_stages: Count = 1  # chunks of layers on each rank
-    microbatches: Count = 8  # gradient_accumulation_steps
-
-
-def main(argv: list[str]) -> None:
-    options = ScheduleOptions(**given(argv, ScheduleOptions))
-    shape = options.stages, options.virtual_stages, options.microbatches
-    print(describe(make_schedule(options.schedule, *shape)))
-
-
-if __name__ == "__main__":
-    command(main)
