@@ -49,15 +49,14 @@ def bits_by_position(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndar
     return np.mean([nats(model, text) for text in texts], axis=0) / np.log(2)
 
 
-def copied(model: GPT, text: Int[np.ndarray, " N"]) -> tuple[float, float]:
+def copied(model: GPT, text: Int[np.ndarray, " N"]) -> Float[np.ndarray, "2"]:
     """Return the bits a token costs after other text, and after the very same tokens."""
     pieces = windows(text, MANY, COPIED)
     found = []
     for other, piece in zip(np.roll(pieces, 1, axis=0), pieces, strict=True):
         pairs = np.concatenate([other, piece]), np.concatenate([piece, piece])
         found.append([nats(model, pair)[COPIED:].mean() / np.log(2) for pair in pairs])
-    after_other, after_itself = np.mean(found, axis=0)
-    return after_other, after_itself
+    return np.mean(found, axis=0)
 
 
 def draw(axes) -> None:
@@ -78,11 +77,8 @@ def draw(axes) -> None:
     print("bits after each layer:", *(f"{bits:.2f}" for bits in layers))
     for first, last in ((1, 1), (2, 4), (5, 16), (17, 64), (65, T - 1)):
         print(f"bits at positions {first} to {last}: {positions[first - 1 : last].mean():.2f}")
-    print(
-        "bits of {} tokens after others: {:.2f}, after themselves: {:.2f}".format(
-            COPIED, *copied(model, text)
-        )
-    )
+    other, itself = copied(model, text)
+    print(f"bits of {COPIED} tokens after others: {other:.2f}, after themselves: {itself:.2f}")
 
 
 def draw_heads(axes, heads: Float[np.ndarray, "L H back"]) -> None:
