@@ -11,10 +11,11 @@ from common.errors import command  # isort: split
 import base64
 import json
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
-import export
 from common.files import write_whole
 from docs.pages import DOCS, ROOT
 from tools.serving.html_file import assembled
@@ -36,10 +37,12 @@ def built() -> str:
 
 
 def keep(out_dir: str) -> None:
-    """Keep the data that export.py puts into a run's page. Raises UserError as it does."""
+    """Keep the data that export.py puts into a run's page. Ends as export.py does, if that fails."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / PAGE.name
-        export.main([f"--out_dir={out_dir}", f"--to={path}", "--format=html", "--weights=int8"])
+        options = [f"--out_dir={out_dir}", f"--to={path}", "--format=html", "--weights=int8"]
+        if status := subprocess.run([sys.executable, ROOT / "export.py", *options]).returncode:
+            sys.exit(status)
         data = dict(re.findall(r'<script type="text/plain" id="(\w+)">(.*?)</script>', path.read_text()))
     TOLD.write_text(data["served"] + "\n")
     WEIGHTS.write_bytes(base64.b64decode(data["weights"]))

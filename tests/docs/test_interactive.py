@@ -77,12 +77,6 @@ def test_the_figure_with_sliders_computes_attention(page):
     np.testing.assert_allclose(row(page, "weight")[:2], turned / turned.sum(), atol=half)
 
 
-def test_on_paper_the_figure_stands_without_its_sliders(page):
-    page.goto((DOCS / "interactive/attention.html").as_uri())
-    page.emulate_media(media="print")
-    assert page.locator("svg").first.is_visible() and not page.locator("form").is_visible()
-
-
 def test_the_optimizers_in_the_valley_end_where_the_figure_s_do(page):
     page.goto((DOCS / "interactive/optimizers.html").as_uri())
     np.testing.assert_allclose(page.evaluate("RATES"), optimizers.RATES)

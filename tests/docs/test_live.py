@@ -23,9 +23,8 @@ def test_the_page_is_made_of_its_data():
     assert bytes(told["sha256"]) == hashlib.sha256(weights).digest()
 
 
-def test_four_chapters_open_it():
-    assert [name for name, _ in OPENED] == ["02-loss", "03-block", "14-writing", "15-inside"]
-    assert sum(path.read_text().count('class="live"') for path in chapters()) == len(OPENED)
+def test_every_place_of_a_chapter_that_opens_it_is_known():
+    assert sum(path.read_text().count('class="live"') for path in chapters()) == len(OPENED) == 4
 
 
 @pytest.mark.parametrize("name, place", OPENED, ids=[name for name, _ in OPENED])

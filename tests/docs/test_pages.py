@@ -1,16 +1,15 @@
-"""The pages lead somewhere, show figures that a command draws, and chapters have one form."""
+"""The pages lead somewhere, and show figures that a command draws."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from docs.pages import BOOK, DOCS, HEADING, IMAGE, LINK, ROOT, anchors, chapters, fences, pages, prose
+from docs.pages import BOOK, DOCS, IMAGE, LINK, ROOT, anchors, fences, pages, prose
 
 IMAGES = DOCS / "images"
 FIGURES = {path.stem for path in (DOCS / "figures").glob("[a-z]*.py")}
 CODE = {"python", "javascript"}
-LONGEST = 3500  # words: twenty minutes at 175 a minute, which leaves time for the code
 ALL = 47_500  # words of all pages: a weekend
 
 
@@ -62,33 +61,14 @@ def test_every_page_is_in_the_navigation_of_the_site():
     assert listed == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
 
 
-@pytest.mark.parametrize("chapter", chapters(), ids=name)
-def test_a_chapter_opens_with_what_it_teaches_and_closes_with_exercises(chapter):
-    text = chapter.read_text()
-    assert len(prose(text).split()) <= LONGEST
-    headings = [heading["text"] for heading in HEADING.finditer(prose(text))]
-    assert headings[0].startswith(f"{int(chapter.name[:2])} · ")
-    assert re.match(r"# [^\n]+\n\n\*\*You will be able to\*\* ", text)
-    assert [heading for heading in headings if heading in ("Exercises", headings[-1])] == ["Exercises"]
-    answers = text.partition("\n## Exercises\n")[2]
-    exercises = len(re.findall(r"^\*\*\d\.\*\* ", answers, re.M))
-    assert exercises >= 3
-    assert answers.count("<details markdown>\n<summary>Answer</summary>\n\n") == exercises
-    assert answers.count("\n</details>") == exercises
-
-
 @pytest.mark.parametrize("page", pages(), ids=name)
-def test_fences_are_closed_and_say_their_language(page):
+def test_fences_and_folds_are_closed_and_fences_say_their_language(page):
     text = page.read_text()
+    assert text.count("<details") == text.count("</details>")
     assert text.count("\n```") == 2 * len(fences(text))
     if BOOK in page.parents:
         assert {fence.language for fence in fences(text)} <= CODE | {"pycon", "console", "text"}
         assert all(fence.mark for fence in fences(text) if fence.language in CODE), "code is quoted"
-
-
-def test_headings_have_the_anchors_that_github_gives_them():
-    page = "# A `b.py`, and [c](d.md): e/f - g\n\n## Same\n\n## Same\n\n```text\n# none\n```\n"
-    assert anchors(page) == {"a-bpy-and-c-ef---g", "same", "same-1"}
 
 
 def test_all_pages_together_are_a_weekends_reading():

@@ -3,7 +3,6 @@
 import ast
 import re
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ def test_every_public_module_of_a_folder_is_on_a_page_or_left_out_for_a_reason()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_modules_of_its_folder_that_exist_and_all_that_others_import_of_them(page):
+def test_a_page_shows_modules_of_its_folder_and_members_that_exist(page):
     paths = {NAMES[path]: path for folder, path in modules() if folder.split(".")[-1] == page.stem}
     shown = {found["name"]: found["members"] for found in SHOWN.finditer(page.read_text())}
     assert shown and shown.keys() <= paths.keys()
@@ -50,18 +49,3 @@ def test_a_page_shows_modules_of_its_folder_that_exist_and_all_that_others_impor
         if members:
             listed = set(re.split(r",\s*", members))
             assert listed <= public(paths[name]), name
-            assert {member for module, member in imports() if module == name} & public(paths[name]) <= listed
-
-
-@cache
-def imports() -> set[tuple[str, str]]:
-    """Return (module, name) of all that the project's modules import by name."""
-    nodes = (node for _, path in modules() for node in ast.walk(ast.parse(path.read_text())))
-    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {(node.module or "", alias.name) for node in froms for alias in node.names}
-
-
-def test_helpers_alone_are_not_public(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text("SIZE = 3\n\n\ndef _helper():\n    pass\n\n\nclass Thing:\n    pass\n")
-    assert public(path) == {"Thing"}

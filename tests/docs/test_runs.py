@@ -122,7 +122,6 @@ def test_commands_are_there_and_their_options_parse(chapter, monkeypatch):
     "command, error",
     [
         ("python trian.py", "no script trian.py"),
-        ("python -m docs.figure", "no module docs.figure"),
         ("XLA_FLAGS=--x python train.py --batch_size=0", "batch_size is 0"),
         ("python bench.py config/quickstart.py --loop --stepz=3", "stepz"),
         ("python data/prepare.py --sourc=x", "did you mean source"),
