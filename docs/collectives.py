@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import jax
 
+from common.command_line import given
 from config.options import Options
 from parallel.mesh import make_mesh
 from tools.planning.program import Program
@@ -21,11 +22,7 @@ from training.state import model_config, state_shapes
 from training.step import compile_step
 
 MESHES = ("data:8", "fsdp:8", "data:2,tensor:4", "data:2,fsdp:2,tensor:2")
-QUICKSTART = replace(
-    Options(),
-    **dict(n_layer=4, n_head=4, n_embd=128, block_size=128, position="rope", norm="rmsnorm"),
-    **dict(batch_size=16, gradient_accumulation_steps=1, unroll=1),
-)
+WORDS = ["config/quickstart.py", "--optimizer=adamw", "--dtype=float32", "--unroll=1"]
 VOCABULARY = 96  # that of book_char, the quickstart's text
 SMALL = 1500  # bytes; what sends less is a loss or the parts of a norm
 
@@ -34,7 +31,7 @@ Sent = Counter[tuple[str, str]]  # times or bytes by the axes along which device
 
 def count(mesh: str) -> tuple[Sent, Sent]:
     """Return how often one step sends, and how many bytes one device sends, by (axes, kind)."""
-    options = QUICKSTART
+    options = Options(**given(WORDS, Options))
     if "stage" in mesh:  # a pipeline wants microbatches: the same rows, in eight of them
         options = replace(options, batch_size=2, gradient_accumulation_steps=8)
     with jax.set_mesh(make_mesh(mesh)):

@@ -1,7 +1,6 @@
 """The figures of the pages, and what they share: colors, saving, boxes, arrows, ticks.
 
     python -m docs.figures.<name>       draws docs/images/<name>.svg, and prints the numbers behind it
-    python -m docs.figures              draws all of them
 
 A figure of experiments is drawn from experiments/results/; `python -m experiments.compare` with the file that
 its caption names trains what is missing there. The same program on the same data writes the same bytes: no

@@ -4,6 +4,7 @@ The loop does what a training loop does: it makes a batch, starts a step, and wa
 """
 
 import time
+import timeit
 from contextlib import contextmanager
 
 import equinox as eqx
@@ -59,11 +60,7 @@ def draw(axes) -> None:
     state, batch = jnp.ones((SIZE, SIZE)), make_batch()
     compiled = jax.jit(step).lower(state, batch).compile()
     filtered = eqx.filter_jit(step)
-    took = []
-    for _ in range(9):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(state, batch))
-        took.append(time.perf_counter() - start)
+    took = timeit.repeat(lambda: jax.block_until_ready(compiled(state, batch)), number=1, repeat=9)
     batch_seconds = float(np.median(took))  # as long as a step
     ways = {
         "filter_jit: every call waits for its end": (filtered, True),

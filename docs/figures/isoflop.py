@@ -135,17 +135,10 @@ def draw(axes) -> None:
     valleys.set_title("five sizes at each budget")
     valleys.legend(fontsize="small", loc="upper right")
 
-    lines = (
-        ("all six stars", slice(None), "-"),
-        ("the first three", slice(3), ":"),
-        ("the last three", slice(-3, None), "--"),
-    )
-    for name, span, style in lines:
-        power, rest = np.polyfit(np.log(budgets[span]), log_best[span], 1)
-        label, line = f"{name}: {power:.2f}", np.exp(rest) * budgets**power
-        growth.plot(budgets, line, style, lw=1.2, color=BLUE, label=label)
-    line = np.exp(log_best.mean() + CHINCHILLA * (np.log(budgets) - np.log(budgets).mean()))
-    growth.plot(budgets, line, lw=1.2, color=GREY, label=f"Chinchilla's slope: {CHINCHILLA:.2f}")
+    power = exponent(budgets, log_best)
+    for name, slope, color in (("all six stars", power, BLUE), ("Chinchilla's slope", CHINCHILLA, GREY)):
+        line = np.exp(log_best.mean() + slope * (np.log(budgets) - np.log(budgets).mean()))
+        growth.plot(budgets, line, lw=1.2, color=color, label=f"{name}: {slope:.2f}")
     growth.plot(budgets, np.exp(log_best), "*", ms=9, color=ORANGE)
     growth.set(xscale="log", yscale="log", xlabel="budget (FLOPs)", ylabel="best N")
     ticks(growth.xaxis, budgets, [flops(budget).removesuffix(" FLOPs") for budget in budgets])

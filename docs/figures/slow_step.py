@@ -129,24 +129,17 @@ def sums(spans: list[Span]) -> dict[str, float]:
     return {name: sum(span.ms for span in spans if kind(span.name) == name) for name in KINDS}
 
 
-def length(spans: list[Span]) -> float:
-    return max(span.start + span.ms for span in spans)
-
-
 def draw(axes) -> None:
     steps = {
         "x @ w, with the gradient that JAX makes": Step(PlainLinear()),
         "the same, with the gradient of fast.py": Step(How()),
     }
-    slow, fast = steps.values()
-    print(f"the first takes {by_turns(slow, fast):.2f} times the second's time: median of {TURNS} turns")
     tries = {title: [] for title in steps}
     for _ in range(TRACES):
         for title, step in steps.items():
             tries[title].append(traced(step))
     for plot, (title, found) in zip(axes, tries.items(), strict=True):
-        spans = min(found, key=length)
-        print(title, *(f"{name}: {ms:.1f} ms" for name, ms in sums(spans).items()), sep="\n    ")
+        spans = min(found, key=lambda spans: max(span.start + span.ms for span in spans))
         busiest = Counter(span.thread for span in spans).most_common(2)  # as many as there are cores
         threads = [thread for thread, _ in busiest]
         for name, color in KINDS.items():
