@@ -6,6 +6,7 @@
 import math
 
 import numpy as np
+from scipy.special import softmax
 
 from docs.figures import BLUE, GREY, LIGHT, ORANGE, arrow, canvas, save, write
 
@@ -18,8 +19,7 @@ QUERY = VECTORS[3] @ [[0, 1], [1, 0], [0.5, 1]]
 
 def weights(query: np.ndarray) -> np.ndarray:
     """Return softmax(q k / sqrt(2)) over the four keys."""
-    scores = KEYS @ query / math.sqrt(2)
-    return np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    return softmax(KEYS @ query / math.sqrt(2))
 
 
 def plane(axes, title: str) -> None:

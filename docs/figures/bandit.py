@@ -1,6 +1,7 @@
 """Chapter 19: a policy of three arms learns from rewards, with a baseline and without."""
 
 import numpy as np
+from scipy.special import softmax
 
 from docs.figures import BLUE, GREY, LIGHT, ORANGE, save, write
 
@@ -9,23 +10,18 @@ STEPS, GROUP, RATE = 150, 8, 0.5
 RUNS, DRAWN = 1000, 12  # policies that learn, and how many of them have a line
 
 
-def softmax(z: np.ndarray) -> np.ndarray:
-    e = np.exp(z - z.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
 def learn(baseline: bool) -> np.ndarray:
     """Return the probabilities of each run before each step and after the last, (STEPS + 1, RUNS, 3)."""
     rng, z, found = np.random.default_rng(0), np.zeros((RUNS, 3)), []
     for _ in range(STEPS):
-        p = softmax(z)
+        p = softmax(z, -1)
         found.append(p)
         uniform = rng.random((RUNS, GROUP, 1))
         arms = (uniform > p.cumsum(-1)[:, None, :2]).sum(-1)  # (RUNS, GROUP)
         rewards = REWARD[arms]
         weights = rewards - rewards.mean(-1, keepdims=True) if baseline else rewards
         z = z + RATE * (weights[..., None] * (np.eye(3)[arms] - p[:, None])).mean(1)
-    return np.array([*found, softmax(z)])
+    return np.array([*found, softmax(z, -1)])
 
 
 def draw(axes) -> None:

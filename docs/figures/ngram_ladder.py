@@ -78,17 +78,13 @@ def ladder(train: np.ndarray, test: np.ndarray, V: int) -> list[Rung]:
         below = below[-len(code) :]
         ours = kneser_ney(table, code, below, V)
         new = (look_up(*table, code) == 0).mean()
-        rungs.append(Rung(bits(ours), len(table.grams), new))
+        rungs.append(Rung(-np.log2(ours).mean(), len(table.grams), new))
         if n < ORDERS[-1]:
             table = Table(*np.unique(codes(train, n + 1, V), return_counts=True))
             # To the orders above, this one says after how many different contexts each n-gram came.
             varied = Table(*np.unique(table.grams % V**n, return_counts=True))
             below = kneser_ney(varied, code, below, V)
     return rungs
-
-
-def bits(probability: Float[np.ndarray, " N"]) -> float:
-    return float(-np.log2(probability).mean())
 
 
 def draw(axes) -> None:
