@@ -59,5 +59,5 @@ def test_every_page_opens_with_its_images_and_asks_no_other_host(site, page):
 def test_the_reference_shows_signatures_and_fields_as_the_code_writes_them(site, page):
     page.goto(f"{site}/reference/model.html")
     text = page.locator("article").inner_text()
-    written = ('q: Float[Array, "B H T C"]', 'weight: Float[Array, "i *o"]', "# D -> (H, C)")
+    written = ('logits: Float[Array, "B T V"]', 'weight: Float[Array, "i *o"]', "# D -> (H, C)")
     assert [part for part in written if part not in text] == []
