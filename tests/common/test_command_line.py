@@ -1,35 +1,43 @@
 """How a command starts and ends on other people's machines: an old Python, their variables, Ctrl-C, paths."""
 
 import ast
+import io
 import signal
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
+from common.errors import UserError, command
 from common.files import cache_folder
 from config.options import parse_options
-from tests.helpers import ROOT, error_line, refusal, run_python
+from tests.helpers import ROOT, error_line, refusal, run_python, slowly
 
-COMMANDS = ["train", "sample", "serve", "evaluate", "export", "bench", "plan"]
+COMMANDS = ["train.py", "rl.py", "sample.py", "serve.py", "evaluate.py", "export.py", "bench.py", "plan.py"]
 
 OLD = """
 import runpy, sys
 sys.version_info = (3, 10, 13, "final", 0)
 sys.modules |= dict.fromkeys(("jax", "numpy", "safetensors", "pydantic"))  # which that Python cannot install
-runpy.run_path(sys.argv[1], run_name="__main__")
+for name in sys.argv[1:]:
+    try:
+        runpy.run_path(name, run_name="__main__")
+    except SystemExit as ended:
+        print(ended)
 """
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_an_old_python_is_one_line_in_words_that_it_can_parse(command):
-    for name in (f"{command}.py", "common/errors.py"):
+def test_an_old_python_is_one_line_in_words_that_it_can_parse():
+    for name in (*COMMANDS, "common/errors.py"):
         ast.parse((ROOT / name).read_text(), feature_version=(3, 9))
-    done = run_python("-c", OLD, f"{command}.py")
-    assert done.returncode and error_line(done.stderr).startswith("this Python is older than 3.11: ")
+    done = run_python("-c", OLD, *COMMANDS)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(COMMANDS), done.stderr
+    assert all(line.startswith("error: this Python is older than 3.11: ") for line in lines)
 
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------
 
 # Stands for JAX: as it is loaded, a callback that collects garbage loses an exception.
 INTERRUPTED = """
@@ -41,44 +49,46 @@ except BaseException:
 """
 
 
-@pytest.mark.parametrize("command", ["train", "sample", "evaluate", "bench", "plan"])
-def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly(command, tmp_path):
+def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly(tmp_path):
     (tmp_path / "jax.py").write_text(INTERRUPTED)
-    done = run_python(f"{command}.py", PYTHONPATH=tmp_path)
+    done = run_python("train.py", PYTHONPATH=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")  # a shell's 130
 
 
-LOST = """
-import signal, time
-from common.errors import command
-
-class Callback:
-    def __del__(self):
-        signal.raise_signal(signal.SIGINT)
-
-def main(argv):
-    Callback()
-    for _ in range(600):
-        time.sleep(0.1)
-    print("went on")
-
-command(main)
-"""
-
-
 def test_ctrl_c_that_a_callback_loses_comes_again():
-    done = run_python("-c", LOST)
+    done = run_python(
+        "-c",
+        "import signal, time; from common.errors import command\n"
+        "class Callback:\n"
+        "  def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+        "def main(argv):\n"
+        "  Callback()\n"
+        "  for _ in range(600): time.sleep(0.1)\n"
+        "  print('went on')\n"
+        "command(main)",
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_ctrl_c_ends_a_command_quietly_with_status_130():
+    """A thread that works on does not hold it up, and what was written is not lost."""
+    done = run_python(
+        "-c",
+        "import sys, threading, time; from common.errors import command\n"
+        "def interrupted(argv):\n"
+        "  threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+        "  sys.stdout.write('text')\n"
+        "  raise KeyboardInterrupt\n"
+        "command(interrupted)",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "text", "")
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    "variable, value",
-    [
-        ("JAX_ENABLE_X64", "maybe"),
-        ("JAX_NUM_CPU_DEVICES", "abc"),
-        ("EQX_ON_ERROR", "loudly"),
-        ("JAXTYPING_DISABLE", "perhaps"),
-    ],
+    "variable, value", [("JAX_ENABLE_X64", "maybe"), *slowly(("EQX_ON_ERROR", "loudly"))]
 )
 def test_a_variable_that_a_library_cannot_read_is_one_line(variable, value):
     done = run_python("train.py", **{variable: value})
@@ -87,60 +97,58 @@ def test_a_variable_that_a_library_cannot_read_is_one_line(variable, value):
     assert said.endswith(": change or unset that environment variable")
 
 
-PRINT = "from common.errors import command; command(lambda argv: print('text', flush={}))"
-
-
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_full_disk_below_stdout_is_one_line(flush):
+    program = f"from common.errors import command; command(lambda argv: print('text', flush={flush}))"
     with open("/dev/full", "w") as full:
-        words = [sys.executable, "-c", PRINT.format(flush)]
+        words = [sys.executable, "-c", program]
         done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2 and done.stderr == "error: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("error", ["UserError('why')", "OSError(5, 'why')", "MemoryError('why')"])
-def test_to_debug_a_command_shows_where_an_error_came_from(error):
-    program = f"""
-from common.errors import UserError, command
-def fail(argv):
-    try:
-        raise KeyError("the first of all")
-    except KeyError:
-        raise {error} from None
-command(fail)
-"""
-    assert "why" in error_line(run_python("-c", program).stderr)
-    shown = run_python("-c", program, NANOJAXGPT_DEBUG=1)
-    assert shown.returncode == 2 and "the first of all" in shown.stderr and "in fail" in shown.stderr
+@pytest.mark.parametrize("encoding, text", [("ascii", "n\u00e9"), ("utf-8", "n\udcff")])
+def test_text_that_a_terminal_cannot_show_is_written_all_the_same(encoding, text, monkeypatch):
+    """As a token may be: a byte that is not UTF-8 becomes half a character."""
+    terminal = io.TextIOWrapper(written := io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    command(lambda argv: print(text))
+    assert written.getvalue() == b"n?\n"
 
 
-def test_an_unexpected_error_ends_with_2_and_shows_where():
+@pytest.mark.parametrize("error", [UserError("why"), OSError(5, "why"), MemoryError("why")])
+def test_to_debug_a_command_shows_where_an_error_came_from(error, monkeypatch, capsys):
+    def fail(argv):
+        try:
+            raise KeyError("the first of all")
+        except KeyError:
+            raise error from None
+
+    assert "why" in refusal(fail, [])
+    monkeypatch.setenv("NANOJAXGPT_DEBUG", "1")
+    with pytest.raises(SystemExit, match="2"):
+        command(fail)
+    shown = capsys.readouterr().err
+    assert "the first of all" in shown and "in fail" in shown
+
+
+def test_an_unexpected_error_ends_with_2_and_shows_where(capsys):
     """1 is an answer of experiments.compare: "no difference"."""
-    done = run_python("-c", "from common.errors import command; command(lambda argv: {}['it'])")
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("Traceback") and done.stderr.endswith("\nKeyError: 'it'\n")
+    with pytest.raises(SystemExit, match="2"):
+        command(lambda argv: {}["it"])
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback") and shown.endswith("\nKeyError: 'it'\n")
 
 
-@pytest.mark.parametrize("columns", ["1", "5"])
-def test_help_ends_however_narrow_the_terminal_is(columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", columns)
-    with pytest.raises(SystemExit) as ended:
-        parse_options(["--help"])
-    assert not ended.value.code and "--block_size" in capsys.readouterr().out
+# --- paths ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["out_dir", "init_from", "dataset"])
 def test_a_path_may_begin_with_the_home_folder(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (config := tmp_path / "config.py").write_text(f"{name} = '~/runs/b'")
-    for words, path in {
-        (f"--{name}=~/runs/a",): "runs/a",
-        (f"--{name}", "~"): "",
-        (str(config),): "runs/b",
-    }.items():
-        options = parse_options(list(words), lambda name: {})
-        assert Path(getattr(options, name)) == tmp_path / path
-    assert parse_options([f"--{name}=a~b/~"], lambda name: {}).__dict__[name] == "a~b/~"
+    (config := tmp_path / "config.py").write_text(f"{name} = '~/runs'")
+    for word, path in {f"--{name}=~/a": tmp_path / "a", str(config): tmp_path / "runs"}.items():
+        assert vars(parse_options([word], lambda name: {}))[name] == str(path)
+    assert vars(parse_options([f"--{name}=a~b/~"], lambda name: {}))[name] == "a~b/~"
 
 
 def test_without_a_home_folder_none_called_tilde_is_made(monkeypatch, tmp_path):
@@ -160,9 +168,14 @@ def test_a_path_that_checkpoints_cannot_have_is_refused_at_the_start():
     assert "expected a name in UTF-8" in refusal(parse_options, ["--out_dir=caf\udce9"])
 
 
-@pytest.mark.parametrize("place", ["gs://bucket/run", "s3://bucket", "hf://me/run", "gs:/bucket"])
 @pytest.mark.parametrize(
-    "program, option", [("train", "out_dir"), ("sample", "out_dir"), ("export", "to"), ("bench", "json")]
+    "program, option, place",
+    [
+        ("train", "out_dir", "gs://bucket/run"),
+        ("sample", "out_dir", "s3://bucket"),
+        ("export", "to", "hf://me/run"),
+        ("bench", "json", "gs:/bucket"),
+    ],
 )
 def test_a_bucket_is_refused_at_the_start(program, option, place):
     said = refusal(import_module(program).main, [f"--{option}={place}"])
