@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -23,6 +24,7 @@ from parallel.machines import wait_for_simulated_devices
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
 
+import train  # noqa: E402
 from tests.helpers import OLD_LOOPS, flags, kill_started, write_tiny_data  # noqa: E402
 
 # Devices for the tests of meshes; the others take the first. The programs that tests start have one.
@@ -101,6 +103,24 @@ def one_process_is_this_one(monkeypatch):
         return ThreadPoolExecutor(1)
 
     monkeypatch.setattr(documents, "ProcessPoolExecutor", pool)
+
+
+@pytest.fixture(scope="module")
+def steps_compiled_once():
+    """Have runs that train alike share their step: to trace and lower it takes most of a tiny run's time."""
+    compile_step, compiled = train.compile_step, {}
+    elsewhere = dict(out_dir="", dataset="", init_from="", overwrite=False, max_iters=0, eval_interval=1)
+    elsewhere |= dict(eval_iters=1, log_interval=1, keep_checkpoints=1, always_save_checkpoint=True)
+
+    def compile_once(state, options):
+        key = replace(options, **elsewhere), state.model.config
+        if key not in compiled:
+            compiled[key] = compile_step(state, options)
+        return compiled[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "compile_step", compile_once)
+        yield
 
 
 @pytest.fixture

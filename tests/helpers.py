@@ -254,6 +254,15 @@ def assert_close(ours, theirs, rounding: float = FLOAT32_ROUNDING) -> None:
         assert np.linalg.norm(x - theirs[name]) < rounding * size, name
 
 
+def assert_same_curve(ours: dict, theirs: dict) -> None:
+    """Check that two runs' `losses` differ by no more than a sum's order makes of them in some ten steps.
+
+    Adam divides by a gradient's size, so that rounding shows in the weights where a gradient is nearly zero,
+    by up to lr per step; ten steps of it move the loss far less than 1e-3.
+    """
+    assert ours == pytest.approx(theirs, rel=1e-3)
+
+
 def random_batch(options: Options, vocab_size: int, seed: int = 0) -> np.ndarray:
     """Draw the tokens of a step: x and y, stacked, int32 (2, A, B, T)."""
     shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)

@@ -45,7 +45,7 @@ def test_a_mesh_has_the_sizes_that_its_text_names(text, sizes):
         ("data:16", "needs 16 devices, of 8"),
         ("fsdp:3,data:-1", "needs a multiple of 3 devices, of 8"),
         *((text, "each at most once") for text in ("data:-1,fsdp:-1", "data:2,data:4")),
-        *((text, "give sizes of stage, data,") for text in ("fsdb:8", "data", "data:0", "data:-2", "")),
+        *((text, "give sizes of stage, data,") for text in ("fsdb:8", "data", "data:0", "")),
     ],
 )
 def test_a_mesh_that_cannot_be_is_one_line(text, says):
@@ -58,15 +58,14 @@ def test_a_mesh_of_fewer_devices_says_so(capsys):
     assert "mesh=fsdp:2 uses 2 of 8 devices" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("axes", [("x",), ("data", "model")])
-def test_in_a_mesh_of_a_users_own_axes_the_model_and_its_step_are_those_of_one_device(axes):
+def test_in_a_mesh_of_a_users_own_axes_the_model_and_its_step_are_those_of_one_device():
     def losses():
         state, (x, y) = create_state(model_config(SMALL, 65), SMALL), random_batch(SMALL, 65)
         evaluated = float(compile_loss(state.model, SMALL)(state.model, x[0], y[0]))
         return evaluated, float(compile_step(state, SMALL)(state, x, y)[1]["loss"])
 
     expected = losses()
-    with jax.set_mesh(jax.make_mesh((2,) * len(axes), axes, axis_types=(AxisType.Auto,) * len(axes))):
+    with jax.set_mesh(jax.make_mesh((2, 2), ("data", "model"), axis_types=2 * (AxisType.Auto,))):
         np.testing.assert_allclose(losses(), expected, rtol=FLOAT32_ROUNDING)
 
 

@@ -17,11 +17,12 @@ from tests.helpers import (
     MODERN,
     assert_close,
     assert_same_bits,
+    assert_same_curve,
     loss_and_gradients,
+    losses,
     moved,
     on_one_device,
     random_batch,
-    records,
     save_run,
     saved_state,
     slowly,
@@ -49,10 +50,7 @@ RARE = [
     ("gpt2, dropout", "fsdp:8"),
     ("llama", "tensor:8"),
     ("gpt2", "data:8"),
-    ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
     ("llama", "fsdp:2,tensor:4"),
-    ("gpt2", "data:2,fsdp:2,tensor:2"),
-    ("gpt2, dropout", "data:2,fsdp:2,tensor:2"),
     ("swiglu, tied, one microbatch", "data:4,tensor:2"),
 ]
 
@@ -94,24 +92,12 @@ def test_a_vocabulary_that_no_axis_divides_is_whole_on_every_device():
 # --- memory -------------------------------------------------------------------------------------------------
 
 
-def bytes_on(device, tree):
-    return sum(
-        shard.data.nbytes
-        for x in jax.tree.leaves(tree)
-        for shard in x.addressable_shards
-        if shard.device == device
-    )
-
-
-@pytest.mark.parametrize("n", [8, *slowly(2, 4)])
-def test_a_device_holds_its_part_of_weights_and_moments_alone(n):
-    config = model_config(LLAMA, V)
-    with jax.set_mesh(make_mesh(f"fsdp:{n}")):
-        state = create_state(config, LLAMA)
-    whole = sum(x.nbytes for x in jax.tree.leaves(state))
-    small = sum(x.nbytes for name, x in arrays_by_name(state).items() if "ln_f" in name or x.ndim == 0)
-    for device in jax.devices()[:n]:
-        assert bytes_on(device, state) == (whole - small) / n + small
+def test_a_device_holds_its_part_of_weights_and_moments_alone():
+    with jax.set_mesh(make_mesh("fsdp:8")):
+        arrays = arrays_by_name(create_state(model_config(LLAMA, V), LLAMA))
+    for name, x in arrays.items():
+        part = 1 if "ln_f" in name or x.ndim == 0 else 8
+        assert {shard.data.size for shard in x.addressable_shards} == {x.size // part}, name
 
 
 def test_the_state_is_never_whole_on_one_device_while_it_is_made():
@@ -136,6 +122,9 @@ def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
 # --- communication ------------------------------------------------------------------------------------------
 
 
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+
 def collectives(mesh, microbatches=1):
     """Return what the devices of a compiled step send each other.
 
@@ -153,9 +142,6 @@ def collectives(mesh, microbatches=1):
             shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r"\w\[([\d,]+)\]", match[1])]
             found[body].append((match[2], shapes))
     return list(found.values())
-
-
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients():
@@ -202,13 +188,7 @@ def test_a_run_on_a_mesh_has_the_losses_of_one_device_and_resumes_to_the_bit(tmp
     train.main(tiny(tmp_path / "mesh", dropout=0.2, mesh=mesh))
     train.main(tiny(tmp_path / "stopped", dropout=0.2, mesh=mesh, max_iters=5))
     train.main(tiny(tmp_path / "stopped", dropout=0.2, mesh=mesh, init_from="resume"))
-    for one, many in zip(records(tmp_path / "one"), records(tmp_path / "mesh"), strict=True):
-        # Adam divides by a gradient's size, so that rounding shows in the weights where a gradient is nearly
-        # zero, by up to lr per step; ten steps of it move the loss far less than 1e-3.
-        assert [one.get(k) for k in ("loss", "val/loss")] == [
-            value if value is None else pytest.approx(value, rel=1e-3)
-            for value in (many.get(k) for k in ("loss", "val/loss"))
-        ]
+    assert_same_curve(losses(tmp_path / "mesh"), losses(tmp_path / "one"))
     assert_same_bits(saved_state(tmp_path / "mesh", 10), saved_state(tmp_path / "stopped", 10))
 
 

@@ -1,4 +1,4 @@
-"""The model that options describe: its shape, and how the device computes it."""
+"""What options describe: a model's shape, and how the device computes it: dtype, kernel, loop, chunks."""
 
 from dataclasses import replace
 
@@ -6,11 +6,93 @@ import pytest
 
 from config.options import Options
 from tests.helpers import CPU, H100, V5E, on, refusal
-from training.compute import choose_how
+from training import compute
+from training.compute import choose_how, fastest_attention
 from training.state import model_config
 
 V = 65
 TINY = replace(Options(), n_layer=2, n_head=2, n_embd=32, block_size=8, unroll=1)
+
+
+def how(options):
+    return choose_how(options, model_config(options, V))
+
+
+# --- the shape ---
+
+
+@pytest.mark.parametrize("name, value", [("n_embd", 33), ("n_kv_head", 3)])
+def test_a_model_that_cannot_be_is_one_line(name, value):
+    assert f"{name}={value}" in refusal(model_config, replace(TINY, **{name: value}), V)
+
+
+def test_the_options_reach_the_model_and_how_it_is_computed():
+    shape = dict(n_layer=3, n_head=4, n_embd=64, mlp="gelu", norm="rmsnorm", bias=True, dropout=0.3, window=3)
+    options = replace(TINY, **shape, remat="dots", unroll=2)
+    config = model_config(options, V)
+    assert (shape | dict(vocab_size=V)).items() <= vars(config).items()
+    with on(*H100):
+        assert (how(options).remat, how(options).unroll) == ("dots", 2)
+
+
+def test_document_mask_gives_the_model_the_end_of_text_token():
+    assert model_config(replace(TINY, document_mask=True), V, 7).document_start == 7
+    assert model_config(TINY, V, 7).document_start is None
+    said = refusal(model_config, replace(TINY, document_mask=True), V)
+    assert said.startswith("document_mask=True ") and "dataset=openwebtext" in said
+
+
+# --- on the device ---
+
+
+@pytest.mark.parametrize(
+    "flags, dtype",
+    {
+        "avx2 avx512f avx512_bf16 amx_bf16 amx_tile": "bfloat16",  # Sapphire Rapids
+        "avx2 avx512f avx512_bf16": "bfloat16",  # Zen 4
+        "avx2 avx512f avx512_vnni": "float32",
+        "asimd bf16": "float32",  # Arm: never tried
+        "": "float32",  # not Linux
+    }.items(),
+)
+def test_auto_is_bfloat16_on_a_cpu_that_multiplies_it(monkeypatch, flags, dtype):
+    monkeypatch.setattr(compute, "cpu_flags", lambda: flags)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    assert how(TINY).dtype == dtype
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")  # the library may not use them
+    assert how(TINY).dtype == "float32"
+
+
+@pytest.mark.parametrize("device, rows", [(CPU, 1), (V5E, 13), (H100, 68)])
+def test_the_memory_of_the_target_says_how_many_rows_of_logits_there_may_be(device, rows):
+    """Of GPT-2's 1024 x 50304, in bfloat16 a twelfth of the memory; on a CPU, 2^26."""
+    with on(*device):
+        assert how(Options()).max_logits // (1024 * 50304) == rows
+
+
+@pytest.mark.parametrize("unroll, on_cpu", [(0, 1), (2, 2), (3, 1), (4, 1)])
+def test_remat_keeps_the_layers_a_loop_on_a_cpu_only(unroll, on_cpu):
+    options = replace(TINY, n_layer=3, unroll=unroll, remat="block")
+    assert how(options).unroll == on_cpu
+    assert how(replace(options, remat="none")).unroll == unroll
+    with on(*H100):
+        assert how(options).unroll == unroll
+
+
+@pytest.mark.parametrize(
+    "kind, platform, expected",
+    [
+        ("TPU v6 lite", "tpu", "splash"),
+        ("NVIDIA GeForce RTX 4090", "gpu", "cudnn"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "gpu", "cudnn"),
+        ("NVIDIA GeForce RTX 2080 Ti", "gpu", "einsum"),
+        ("Tesla T4", "gpu", "einsum"),
+        ("AMD Instinct MI300X", "gpu", "einsum"),
+    ],
+)
+def test_the_fastest_attention_depends_on_the_card(kind, platform, expected):
+    with on(kind, platform):
+        assert fastest_attention(1024, 64, "bfloat16") == expected
 
 
 @pytest.mark.parametrize(
@@ -19,53 +101,29 @@ TINY = replace(Options(), n_layer=2, n_head=2, n_embd=32, block_size=8, unroll=1
         (CPU, {}, "float32", "einsum"),
         (CPU, dict(dtype="bfloat16"), "bfloat16", "einsum"),
         (H100, {}, "bfloat16", "cudnn"),
-        (H100, dict(attention="cudnn"), "bfloat16", "cudnn"),
-        (H100, dict(attention="einsum"), "bfloat16", "einsum"),
-        (H100, dict(deterministic=True), "bfloat16", "einsum"),
         (H100, dict(dtype="float32"), "float32", "einsum"),
         (H100, dict(n_embd=24), "bfloat16", "einsum"),  # heads of 12
+        (H100, dict(n_embd=512), "bfloat16", "einsum"),  # heads of 256
+        (H100, dict(block_size=9), "bfloat16", "einsum"),
+        (H100, dict(deterministic=True), "bfloat16", "einsum"),
         (V5E, {}, "bfloat16", "einsum"),  # rows of 8 tokens
         (V5E, dict(block_size=128), "bfloat16", "splash"),
-        (V5E, dict(block_size=128, dtype="float32"), "float32", "splash"),
+        (V5E, dict(block_size=128, n_embd=160, dtype="float32"), "float32", "splash"),
     ],
 )
-def test_the_devices_of_the_mesh_decide_dtype_and_attention(device, changes, dtype, attention):
+def test_device_shape_and_dtype_decide_and_a_kernel_that_does_not_suit_is_refused(
+    device, changes, dtype, attention
+):
     with on(*device):
         options = replace(TINY, **changes)
-        config = model_config(options, V)
-        found = choose_how(options, config)
+        found = how(options)
+        for kernel in ("einsum", attention):
+            assert how(replace(options, attention=kernel)).kernel == kernel
+        for kernel in {"cudnn", "splash"} - {attention}:
+            said = refusal(how, replace(options, attention=kernel))
+            assert said.startswith(f"attention={kernel} does not suit the device")
+        if attention != "einsum":
+            said = refusal(how, replace(options, attention=attention, dropout=0.1))
+            assert said.endswith("dropout or deterministic; use attention=auto")
     result = "float32" if device == CPU else dtype  # rounded where that saves memory traffic
-    assert (config.vocab_size, found.dtype, found.result, found.kernel) == (V, dtype, result, attention)
-
-
-@pytest.mark.parametrize("name, value", [("n_embd", 33), ("n_kv_head", 3)])
-def test_a_model_that_cannot_be_is_one_line(name, value):
-    assert f"{name}={value}" in refusal(model_config, replace(TINY, **{name: value}), V)
-
-
-@pytest.mark.parametrize(
-    "name", ["n_layer", "n_head", "n_embd", "mlp", "norm", "bias", "dropout", "unroll", "remat", "window"]
-)
-def test_the_options_reach_the_model(name):
-    values = dict(
-        n_layer=3, n_head=4, n_embd=64, mlp="gelu", norm="rmsnorm", bias=True, dropout=0.3, unroll=2
-    ) | dict(remat="dots", window=3)
-    options = replace(TINY, **values)
-    config = model_config(options, V)
-    assert getattr(config if hasattr(config, name) else choose_how(options, config), name) == values[name]
-
-
-@pytest.mark.parametrize("unroll, on_cpu", [(0, 1), (1, 1), (2, 2), (3, 1), (4, 1)])
-def test_remat_keeps_the_layers_a_loop_on_a_cpu_only(unroll, on_cpu):
-    options = replace(TINY, n_layer=3, unroll=unroll, remat="block")
-    assert choose_how(options, model_config(options, V)).unroll == on_cpu
-    assert choose_how(replace(options, remat="none"), model_config(options, V)).unroll == unroll
-    with on(*H100):
-        assert choose_how(options, model_config(options, V)).unroll == unroll
-
-
-def test_document_mask_gives_the_model_the_end_of_text_token():
-    assert model_config(replace(TINY, document_mask=True), V, 7).document_start == 7
-    assert model_config(TINY, V, 7).document_start is None
-    said = refusal(model_config, replace(TINY, document_mask=True), V)
-    assert said.startswith("document_mask=True ") and "dataset=openwebtext" in said
+    assert (found.dtype, found.result, found.kernel) == (dtype, result, attention)

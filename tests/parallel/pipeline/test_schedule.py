@@ -11,7 +11,7 @@ from parallel.pipeline.schedule import Schedule, Task
 SCHEDULES = [
     make_schedule(name, ranks, chunks, groups * ranks)
     for name in ("gpipe", "1f1b", "interleaved", "classic")
-    for ranks, chunks, groups in itertools.product((2, 3, 4), (1, 2, 3), (1, 2, 4))
+    for ranks, chunks, groups in itertools.product((2, 3), (1, 3), (1, 4))
     if chunks == 1 or name in ("gpipe", "interleaved")
 ] + [Schedule("1f1b", 4, 1, 1), Schedule("1f1b", 4, 1, 7), Schedule("gpipe", 4, 2, 3)]
 
@@ -36,11 +36,6 @@ def test_interleaved_is_that_of_jaxpp():
     schedule = Schedule("interleaved", ranks=4, chunks=2, microbatches=4)
     of_each = ("fwd_0", "fwd_4", "bwd_4", "bwd_0")
     assert names(schedule, 0) == [f"{task}__{i}" for task in of_each for i in range(4)]
-    assert names(schedule, 3) == [
-        *(f"fwd_3__{i}" for i in range(4)),
-        *(f"{kind}_7__{i}" for i in range(4) for kind in ("fwd", "bwd")),
-        *(f"bwd_3__{i}" for i in range(4)),
-    ]
 
 
 # --- what holds for all -------------------------------------------------------------------------------------
