@@ -5,7 +5,6 @@ from functools import cache
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from config.options import Options
@@ -20,10 +19,9 @@ from tests.helpers import (
     slowly,
 )
 from tests.models import TINY, changed, forward, large, random_tokens
-from training.optimizer import is_block_matrix
 from training.state import create_state, model_config
 from training.step import compile_step
-from variants import Scaled, mup_rates, without_multipliers
+from variants import Scaled, without_multipliers
 
 V, BASE = 32, 32
 OPTIONS = replace(
@@ -76,17 +74,6 @@ def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
     base = size_of_logits(1, 0)
     assert size_of_logits(4, BASE) < 1.25 * base
     assert size_of_logits(4, 0) > 1.75 * base
-
-
-def test_with_muon_the_rates_of_matrices_fall_with_the_root_of_the_width_and_all_others_as_with_adam():
-    options = replace(OPTIONS, n_embd=4 * BASE, mup_base_width=BASE, optimizer="muon")
-    model = model_config(options, V).build(jax.random.key(0))
-    ones = jax.tree.map(np.ones_like, model)
-    scaled, _ = mup_rates(options, is_block_matrix).update(ones, optax.EmptyState())
-    rates = arrays_by_name(scaled)
-    assert (rates["blocks.mlp.c_fc.weight"] == 1 / 2).all()
-    assert (rates["blocks.attn.c_q.weight"] == 1 / 2).all()  # of heads 4 times as wide
-    assert (scaled.wte == 1).all() and (scaled.blocks.ln_1.weight == 1).all()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
