@@ -34,7 +34,6 @@ from tests.helpers import (
     records,
     refusal,
     saved_state,
-    slowly,
     start_python,
     wait_until,
 )
@@ -76,20 +75,19 @@ def finished(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     return results
 
 
-# Connects, with "train" by a whole run, and reads the last checkpoint: this process's parts.
+# Trains, and reads the last checkpoint: this process's parts.
 RESTORE = """
 import pickle, sys
 import jax, numpy as np
 import train
 from config.options import parse_options
-from parallel.machines import connect
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, arrays_by_name
 from training.state import model_config, state_shapes
 
-to, what, *argv = sys.argv[1:]
+to, *argv = sys.argv[1:]
 options = parse_options(argv)
-train.main(argv) if what == "train" else connect(options)
+train.main(argv)
 with jax.set_mesh(make_mesh(options.mesh)):
     run = Checkpoints(options.out_dir)
     last = run.latest()
@@ -123,7 +121,7 @@ def two(tiny, folder):
     ids = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
     words = tiny(folder / "two", **RUN, coordinator="auto")
     processes = launch(
-        lambda i: [restored(folder, i), "train", *words],
+        lambda i: [restored(folder, i), *words],
         environments=[slurm | mine for mine in ids],
         program=("-c", RESTORE),
     )
@@ -308,16 +306,10 @@ def started(out: Path) -> int:
     return int(found[-1]) if found else 0
 
 
-@pytest.mark.parametrize("run", ["two", *slowly("one")])
-def test_checkpoint_of_one_or_two_processes_is_the_same_read_by_one_or_two(run, request, tiny, tmp_path):
-    out, port, to = request.getfixturevalue(run), free_port(), request.getfixturevalue("folder")
-    if run == "one":
-        to, words = tmp_path, tiny(out, **RUN)
-        argvs = [[restored(to, i), "only read", *words, *where(i, port)] for i in range(2)]
-        finished(launch(argvs.__getitem__, program=("-c", RESTORE)))
-    state = saved_state(out, STEPS)
+def test_a_checkpoint_of_two_processes_is_the_same_read_by_one_or_two(two, folder):
+    state = saved_state(two, STEPS)
     for i in range(2):
-        parts = pickle.loads(Path(restored(to, i)).read_bytes())
+        parts = pickle.loads(Path(restored(folder, i)).read_bytes())
         assert {name for name, _, _ in parts} == set(state)
         for name, index, part in parts:
             assert part.tobytes() == state[name][index].tobytes(), name

@@ -17,7 +17,7 @@ from tests.helpers import named_arrays, random_batch, slowly
 from tests.models import changed
 from training.lora import add_adapters, partition_trainable
 from training.optimizer import learning_rate, make_optimizer
-from training.state import create_state, model_config
+from training.state import create_state, model_config, state_shapes
 from training.step import compile_step
 
 # --- the learning rate ---
@@ -37,7 +37,6 @@ def nanogpt_learning_rate(o, it):
     [
         {},
         dict(warmup_iters=0, lr_decay_iters=100, learning_rate=1.0, min_lr=0.0),
-        dict(warmup_iters=100, lr_decay_iters=5000, learning_rate=1e-3, min_lr=1e-4),
         dict(warmup_iters=10, lr_decay_iters=11),
     ],
 )
@@ -140,7 +139,6 @@ def test_in_mup_an_adapters_a_has_the_rate_of_hidden_matrices_and_its_b_the_give
         first_updates(replace(options, mup_base_width=width), adapters, random_like(adapters, 1))
         for width in (0, EVERYTHING.n_embd // 4)
     )
-    assert len(one) == 2 * len(MATRICES)
     for name, update in one.items():
         factor = 1 / 4 if name.endswith("lora_a") else 1
         np.testing.assert_allclose(other[name], factor * update, rtol=2**-20, err_msg=name)
@@ -291,9 +289,11 @@ def first_step(mesh, options):
         return before, after
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
-    _, state = first_step("data:2,fsdp:2,tensor:2", replace(TINY, optimizer=optimizer))
+    options = replace(TINY, optimizer=optimizer)
+    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
+        state = state_shapes(model_config(options, vocab_size=16), options)
     shardings = {leaf_name(path): x.sharding for path, x in jax.tree.leaves_with_path(state.model)}
     missing = set(shardings)
     for path, x in jax.tree.leaves_with_path(state.opt_state):
@@ -303,9 +303,8 @@ def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
             assert x.sharding.is_equivalent_to(shardings[name], x.ndim), name
             missing.discard(name)
     assert not missing
-    assert sum(not sharding.is_fully_replicated for sharding in shardings.values()) == len(
-        MATRICES | {"blocks.ln_1.weight", "blocks.ln_2.weight", "wte", "wpe"}
-    )
+    split = {name for name, sharding in shardings.items() if not sharding.is_fully_replicated}
+    assert split == MATRICES | {"blocks.ln_1.weight", "blocks.ln_2.weight", "wte", "wpe"}
 
 
 @pytest.mark.slow
