@@ -242,7 +242,7 @@ def newton_schulz_error(matrices, rounding):
     return 0.2 * math.sqrt(max(matrices.shape[-2:])) * sum(4**i for i in range(6)) * rounding
 
 
-@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+@pytest.mark.parametrize("mlp", ["swiglu", *slowly("gelu")])
 def test_muon_orthogonalises_every_layers_every_heads_matrices_and_leaves_the_rest_to_adamw(mlp):
     options = replace(STEPS, optimizer="muon")
     b1 = options.beta1
