@@ -132,41 +132,40 @@ def test_whole_split_evaluation_is_the_mean_over_every_token(first_run, tiny_dat
     assert reported["val/loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
 
 
-def test_trains_with_a_document_mask(tiny, tmp_path):
-    folder, eot = tmp_path / "packed", 50256
+def write_bins(folder: Path, ids: np.ndarray) -> Path:
+    """Write nanoGPT's files of both splits."""
     folder.mkdir()
-    ids = np.tile([eot, 11, 12, 13, 14], 60).astype("<u2")  # documents of four tokens, in rows of eight
     for split in ("train", "val"):
-        (folder / f"{split}.bin").write_bytes(ids.tobytes())
+        (folder / f"{split}.bin").write_bytes(ids.astype("<u2").tobytes())
+    return folder
+
+
+def test_trains_with_a_document_mask(tiny, tmp_path):
+    eot = 50256
+    data = write_bins(tmp_path / "packed", np.tile([eot, 11, 12, 13, 14], 60))  # in rows of eight tokens
     gpt2 = {"type": "tiktoken", "name": "gpt2"}  # whose files no test may need
     counts = {"train": 300, "val": 300}
     meta = {"format": 1, "vocab_size": 50257, "tokenizer": gpt2, "dtype": "uint16", "counts": counts}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    train.main(tiny(tmp_path / "out", dataset=folder, document_mask=True, n_embd=4, n_layer=1, max_iters=1))
+    (data / "meta.json").write_text(json.dumps(meta))
+    train.main(tiny(tmp_path / "out", dataset=data, document_mask=True, n_embd=4, n_layer=1, max_iters=1))
     model, manifest, _ = load_run(str(tmp_path / "out"))
     assert (model.config.document_start, manifest.tokenizer) == (eot, gpt2)
     assert records(tmp_path / "out")[-1]["val/loss"] < math.log(50257)
 
 
 def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated(tiny, tmp_path):
-    (tmp_path / "bins").mkdir()
-    for split in ("train", "val"):
-        ids = np.random.default_rng(0).integers(0, 60000, 300)
-        (tmp_path / "bins" / f"{split}.bin").write_bytes(ids.astype("<u2").tobytes())
-    shape = dict(vocab_size=60000, n_layer=1, n_embd=4)
-    train.main(tiny(tmp_path / "out", dataset=tmp_path / "bins", max_iters=1, **shape))
+    data = write_bins(tmp_path / "bins", np.random.default_rng(0).integers(0, 60000, 300))
+    train.main(tiny(tmp_path / "out", dataset=data, max_iters=1, vocab_size=60000, n_layer=1, n_embd=4))
     model, manifest, _ = load_run(str(tmp_path / "out"))
     assert model.config.vocab_size == manifest.vocab_size == 60000
     evaluate.main([f"--out_dir={tmp_path / 'out'}", "--device=cpu", "--mesh=data:1"])
 
 
 def test_nanogpts_characters_train_and_sample(tiny, tmp_path, capsys):
-    (tmp_path / "bins").mkdir()
-    for split in ("train", "val"):
-        (tmp_path / "bins" / f"{split}.bin").write_bytes((np.arange(300) % 3).astype("<u2").tobytes())
+    data = write_bins(tmp_path / "bins", np.arange(300) % 3)
     meta = {"vocab_size": 3, "stoi": {"a": 0, "b": 1, "c": 2}, "itos": {0: "a", 1: "b", 2: "c"}}
-    (tmp_path / "bins" / "meta.pkl").write_bytes(pickle.dumps(meta))
-    train.main(tiny(tmp_path / "out", dataset=tmp_path / "bins", max_iters=60, eval_interval=60))
+    (data / "meta.pkl").write_bytes(pickle.dumps(meta))
+    train.main(tiny(tmp_path / "out", dataset=data, max_iters=60, eval_interval=60))
     capsys.readouterr()
     options = ["--start=ab", "--num_samples=1", "--max_new_tokens=7", "--temperature=0", "--device=cpu"]
     sample.main([f"--out_dir={tmp_path / 'out'}", *options])
