@@ -2,6 +2,7 @@
 
 import ast
 import io
+import shlex
 import signal
 import subprocess
 import sys
@@ -104,6 +105,22 @@ def test_a_full_disk_below_stdout_is_one_line(flush):
         words = [sys.executable, "-c", program]
         done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2 and done.stderr == "error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_what_is_printed_to_a_closed_stream_lands_in_no_file(tmp_path, closed):
+    program = (
+        "import os; from common.errors import command\n"
+        "def main(argv):\n"
+        "  with open(argv[0], 'w') as file:\n"
+        "    print('lost', flush=True)\n"
+        "    os.write(2, b'lost')\n"
+        "    file.write('kept')\n"
+        "command(main)"
+    )
+    words = shlex.join([sys.executable, "-c", program, str(tmp_path / "file")])
+    assert subprocess.run(["bash", "-c", f"{words} {closed}"], cwd=ROOT, check=False).returncode == 0
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 @pytest.mark.parametrize("encoding, text", [("ascii", "n\u00e9"), ("utf-8", "n\udcff")])
