@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fast import FastDropout, How
-from model import GPT, Dropout, split_key
+from model import GPT, Dropout
 from tests.helpers import FLOAT32_ROUNDING
 from tests.models import TINY, forward, large, random_tokens
 
@@ -58,12 +58,6 @@ def test_what_is_kept_is_scaled_and_keeps_its_dtype(dropout, dtype):
 def test_without_a_key_or_a_rate_it_gives_its_argument(dropout, rate, key):
     x = jnp.ones((4, 4))
     assert dropout(rate)(x, key) is x
-
-
-def test_without_a_key_there_are_no_keys_below():
-    assert list(split_key(None)) == [None, None]
-    first, second = split_key(jax.random.key(0))
-    assert first != second
 
 
 # --- in the network ---
