@@ -248,12 +248,9 @@ def test_words_of_any_length_and_depth_are_one_line(text, form):
     [
         ("batch_size", "'12'", "'12': it should be a valid integer"),
         ("batch_size", "True", "True: it should be a valid integer"),
-        ("batch_size", "np.ones(2)", "[1.0, 1.0]: it should be a valid integer"),
-        ("n_kv_head", "'two'", "'two': it should be a valid integer"),
         ("learning_rate", "float('nan')", "nan: it should be "),
         ("learning_rate", "10 ** 400", "1000"),
         ("bias", "2", "2: it should be a valid boolean"),
-        ("dataset", "5", "5: it should be a valid string"),
         ("optimizer", "'adam'", "'adam': it should be 'adamw' or 'muon'"),
     ],
 )
@@ -266,7 +263,6 @@ def test_a_wrong_value_in_a_config_file_is_named(name, value, says, config):
     "argument, text",
     [
         ("--batch_size=abc", "--batch_size is 'abc': it should be a valid integer"),
-        ("--batch_size=1.5", "--batch_size is 1.5: it should be a valid integer"),
         ("--eval_iters=0", "--eval_iters is 0: it should be greater than or equal to 1 or it should be -1"),
         ("--out_dir=", "--out_dir is '': expected a name in UTF-8"),
         ("--init_from=nowhere", "init_from=nowhere: expected one of scratch, resume, auto here"),
@@ -290,10 +286,7 @@ def test_a_wrong_word_on_the_command_line_is_named(argument, text):
         (0, 1e-9, "learning_rate rope_theta"),
         (1, 0.99, "dropout beta1 beta2"),
         (-0.1, 0, "dropout beta1 beta2"),
-        (-2, -1, "eval_iters"),
         (2**31, 2**31 - 1, "warmup_iters"),  # in which devices count
-        (2**32, 2**32 - 1, "seed"),
-        (1e39, 1e38, "min_lr"),
         (float("inf"), 1e38, "learning_rate"),
     ],
 )
