@@ -72,12 +72,14 @@ def test_deterministic_sets_the_flag_of_gpus_before_jax_starts_and_changes_nothi
 
 
 @pytest.fixture
-def untold(monkeypatch):
+def untold():
     """JAX as it starts, told of no folder for what it compiles."""
-    before = jax.config.jax_compilation_cache_dir
+    names = ("compilation_cache_dir", "compilation_cache_max_size", "persistent_cache_min_compile_time_secs")
+    before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
     yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def test_compiled_programs_are_kept_for_the_next_start_of_this_user_alone(tmp_path, monkeypatch, untold):
