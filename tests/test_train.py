@@ -477,8 +477,8 @@ def spoil(checkpoint: Path) -> None:
 
 def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(first_run, copied_run, tiny, capsys):
     checkpoints = copied_run / "checkpoints"
-    spoil(checkpoints / "20")
-    (checkpoints / "15" / "manifest" / "metadata").write_text("{")
+    (checkpoints / "20" / "manifest" / "metadata").write_text("{")  # then the options are those of 15
+    spoil(checkpoints / "15")
     train.main(tiny(copied_run, init_from="resume", max_iters=20, keep_checkpoints=9, eval_iters=-1))
     said = capsys.readouterr()
     assert f"resuming at iter 10, from {checkpoints / '10'}" in said.out

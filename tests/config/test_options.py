@@ -204,17 +204,6 @@ def test_without_a_checkpoint_a_resumed_run_starts_from_the_defaults(tmp_path, i
     assert options == replace(Options(), out_dir=str(tmp_path), init_from=init_from)
 
 
-def test_the_newest_manifest_that_is_whole_counts(run):
-    again = (f"--out_dir={run}", "--init_from=resume")
-    write_manifest(Path(run), 20, replace(Options(), batch_size=20))
-    write_manifest(Path(run), 100, replace(Options(), batch_size=100))
-    for iteration, batch_size in ((100, 100), (20, 20), (5, 7)):
-        assert resumed(*again).batch_size == batch_size
-        Path(run, "checkpoints", str(iteration), "manifest", "metadata").write_text("{")
-    said = refusal(resumed, *again)
-    assert said.startswith(f"{Path(run, 'checkpoints', '5')}: the checkpoint is damaged")
-
-
 def test_any_damage_to_an_options_json_is_one_line(tmp_path):
     path = tmp_path / "options.json"
     values = {"batch_size": 3, "learning_rate": 1e-3, "dataset": "x", "n_kv_head": 2}
