@@ -39,12 +39,11 @@ from tests.helpers import (
 )
 from training.state import create_state, model_config
 
-MESH = "data:2,fsdp:2,tensor:2"
 STEPS = 12
-RUN = {"mesh": MESH, "max_iters": STEPS, "eval_interval": 4, "eval_iters": 1, "dropout": 0.1}
+RUN = {"mesh": "fsdp:2", "max_iters": STEPS, "eval_interval": 4, "eval_iters": 1, "dropout": 0.1}
 
 
-def launch(argv, devices=4, environments=({}, {}), program=("train.py",)) -> list[subprocess.Popen]:
+def launch(argv, devices=1, environments=({}, {}), program=("train.py",)) -> list[subprocess.Popen]:
     """Start two processes of so many devices each; process i gets `argv(i)` and `environments[i]`."""
     return [
         start_python(*program, *argv(i), JAX_NUM_CPU_DEVICES=devices, **environments[i]) for i in range(2)
@@ -55,7 +54,7 @@ def where(i: int, port: int) -> list[str]:
     return [f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={i}"]
 
 
-def launch_run(command_line: list[str], devices=4) -> list[subprocess.Popen]:
+def launch_run(command_line: list[str], devices=1) -> list[subprocess.Popen]:
     port = free_port()
     return launch(lambda i: command_line + where(i, port), devices)
 
@@ -133,14 +132,24 @@ def two(tiny, folder):
 
 @pytest.fixture(scope="module")
 def one(tiny, folder):
-    """The same run in this one process, which has eight devices."""
+    """The same run in this one process, on two of its devices."""
     train.main(tiny(folder / "one", **RUN))
     return folder / "one"
 
 
-def test_two_processes_of_four_devices_train_as_one_of_eight(one, two):
+def test_two_processes_of_one_device_train_as_one_of_two_to_the_bit(one, two):
     assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
-    assert [r["iter"] for r in records(one)] == [r["iter"] for r in records(two)]
+    assert losses(one) == losses(two)
+    assert_same_bits(saved_state(one, STEPS), saved_state(two, STEPS))
+
+
+@pytest.mark.slow
+def test_two_processes_of_four_devices_train_as_one_of_eight(tiny, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    changes = RUN | {"mesh": "data:2,fsdp:2,tensor:2"}
+    processes = launch_run(tiny(two, **changes), devices=4)
+    train.main(tiny(one, **changes))
+    finished(processes)
     first = [next(r for r in records(out) if r["iter"] == 0 and "grad_norm" in r) for out in (one, two)]
     for name in ("loss", "grad_norm"):
         # Sums of up to 8 terms, in another order, forth and back: 16 roundings of at most 2**-24 each.
@@ -158,19 +167,9 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(one, two):
 
 
 @pytest.mark.slow
-def test_two_processes_of_one_device_train_as_one_of_two_to_the_bit(tiny, tmp_path):
-    changes = RUN | {"mesh": "fsdp:2"}
-    processes = launch_run(tiny(tmp_path / "two", **changes), devices=1)
-    train.main(tiny(tmp_path / "one", **changes))
-    finished(processes)
-    assert losses(tmp_path / "one") == losses(tmp_path / "two")
-    assert_same_bits(saved_state(tmp_path / "one", STEPS), saved_state(tmp_path / "two", STEPS))
-
-
-@pytest.mark.slow
 def test_two_processes_evaluate_a_run_as_one_does(two, tmp_path):
     paths = tmp_path / "two.json", tmp_path / "one.json"
-    arguments = [f"--out_dir={two}", f"--mesh={MESH}", "--device=cpu"]
+    arguments = [f"--out_dir={two}", "--mesh=fsdp:2", "--device=cpu"]
     port = free_port()
     processes = launch(
         lambda i: [*arguments, f"--json={paths[0]}", *where(i, port)], program=("evaluate.py",)
@@ -201,8 +200,8 @@ def test_killed_both_they_go_on_to_the_same_bits(tiny, two, folder):
 @pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
     out = folder / "stopped"
-    forever = RUN | {"mesh": "fsdp:2", "max_iters": 100_000, "eval_interval": 100_000}
-    processes = launch_run(tiny(out, **forever), devices=1)
+    forever = RUN | {"max_iters": 100_000, "eval_interval": 100_000}
+    processes = launch_run(tiny(out, **forever))
     wait_until(lambda: started(out) > 5, *processes)
     processes[1].send_signal(signal.SIGTERM)
     (status, printed, _), (other, _, _) = ended(processes)
@@ -213,7 +212,7 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
 
     for lost, ending in ((1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGKILL)):
         copy = shutil.copytree(out, folder / f"lost {lost} {ending}")
-        processes = launch_run(tiny(copy, **forever, init_from="resume"), devices=1)
+        processes = launch_run(tiny(copy, **forever, init_from="resume"))
         wait_until(lambda copy=copy: started(copy) > at + 5, *processes)
         processes[lost].send_signal(ending)
         errors = processes[1 - lost].communicate(timeout=DEADLINE)[1]
@@ -234,7 +233,7 @@ def test_without_a_shared_folder_process_0_saves_all_and_each_resumes_from_its_c
 
     def run(**options):
         port = free_port()
-        words = tiny("out", **RUN | {"mesh": "fsdp:2", "max_iters": 10} | options)
+        words = tiny("out", **RUN | {"max_iters": 10} | options)
         processes = []
         for i, folder in enumerate(folders):
             folder.mkdir(exist_ok=True)
@@ -267,8 +266,8 @@ def test_signals_to_a_process_that_saves_change_nothing_and_when_one_has_ended_a
     (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
     port, environments = free_port(), [{}, {}]
     environments[slow] = {"PYTHONPATH": str(tmp_path)}
-    words = tiny(tmp_path / "out", **RUN | {"mesh": "fsdp:2", "max_iters": 10**6, "eval_interval": 10**6})
-    processes = launch(lambda i: words + where(i, port), devices=1, environments=environments)
+    words = tiny(tmp_path / "out", **RUN | {"max_iters": 10**6, "eval_interval": 10**6})
+    processes = launch(lambda i: words + where(i, port), environments=environments)
     wait_until(lambda: started(tmp_path / "out") > 5, *processes)
     signalled = 0
     while all(process.poll() is None for process in processes):
@@ -287,15 +286,15 @@ def test_signals_to_a_process_that_saves_change_nothing_and_when_one_has_ended_a
 def test_a_signal_to_one_stops_the_evaluation_of_both(tiny, tmp_path):
     """The evaluation would take hours; the run stops before its first step, and then takes it."""
     out = tmp_path / "out"
-    endless = RUN | {"mesh": "fsdp:2", "max_iters": 1, "eval_iters": 10**7}
-    processes = launch_run(tiny(out, **endless), devices=1)
+    endless = RUN | {"max_iters": 1, "eval_iters": 10**7}
+    processes = launch_run(tiny(out, **endless))
     wait_until(lambda: (out / "options.json").exists(), *processes)
     time.sleep(5)  # most often it evaluates by now; if it compiles still, it must stop all the same
     processes[1].send_signal(signal.SIGTERM)
     (status, printed, _), (other, _, _) = ended(processes)
     assert (status, other) == (143, 143)
     assert "stopped at iter 0;" in printed and newest_checkpoint(out) == 0
-    finished(launch_run(tiny(out, **endless | {"eval_iters": 1}, init_from="resume"), devices=1))
+    finished(launch_run(tiny(out, **endless | {"eval_iters": 1}, init_from="resume")))
     assert newest_checkpoint(out) == 1
 
 
