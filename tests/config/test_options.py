@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from common.command_line import Count, take_options
-from config.options import ModelShape, Options, parse_options
-from experiments.reference import read_options
+from config.options import FIXED, ModelShape, Options, parse_options
+from experiments.reference import FREE, read_options
 from model import GPTConfig
 from runs.checkpoint import Manifest, saved_options
 from tests.damage import NOT_VALUES, assert_named
@@ -77,6 +77,17 @@ def test_the_shape_is_the_models_own_with_its_defaults():
     own = {field.name: field.default for field in fields(GPTConfig)}
     assert own.keys() - shape.keys() == {"vocab_size", "document_start"}
     assert shape.items() <= own.items()
+
+
+def test_every_option_is_kept_or_free_or_says_how_a_run_learns():
+    """A new option is named here, in config/options.py, or in experiments/reference.py: else one could change
+    unseen when a run is resumed or compared."""
+    learning = (
+        "dropout dataset vocab_size gradient_accumulation_steps batch_size sampling document_mask "
+        "learning_rate max_iters weight_decay beta1 beta2 grad_clip "
+        "schedule decay_lr warmup_iters lr_decay_iters min_lr"
+    )
+    assert sorted([*FIXED, *FREE, *learning.split()]) == sorted(field.name for field in fields(Options))
 
 
 def test_config_files_apply_in_order_and_the_command_line_wins_wherever_it_stands(config):
