@@ -1,0 +1,334 @@
+"""The referee: many tries, by people or programs, and a ledger in which a record is a record.
+
+    python -m experiments.referee try git:my-idea --why="one line"      races a commit against the record
+    python -m experiments.referee try --qk_norm=True --why="one line"   or the record with other options
+    python -m experiments.referee show                                  prints the ledger, and draws it
+    python -m experiments.referee show --check --again=3       judges all again; trains a run of try 3 again
+
+experiments/PROGRAM.md tells the loop of research. The race's text is cut in three: training sees the first
+part alone, the second judges, and the third is looked at for records only. The losses are counted here, from
+the logits of a try's model, and so is the time. The status is 0 for a record, 1 for none, 3 for a try that is
+refused, and 2 after an error.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import tomllib
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from filelock import FileLock
+from scipy.special import logsumexp
+
+from common.command_line import Count, Name, show_help, take_options
+from common.errors import UserError, command
+from common.files import read_json, refusing, write_whole
+from config.options import Options, parse_options
+from data.dataset import DATA, Dataset, dataset_dir, prepare_if_missing
+from data.tokenizer import from_json
+from data.writer import write_dataset
+from experiments import ledger
+from experiments.compare import COMMIT, changed, read_variants
+from experiments.ledger import Race, Receipt, Run
+from experiments.record import Experiment, Result, Variant, machine
+from experiments.runner import Task, at_equal, train_all
+from experiments.snapshot import ROOT, git
+from experiments.trial import last_line, start
+from training.step import StepBatches
+
+STATUS = {"record": 0, "none": 1, "refused": 3}
+# Of the files that train.py imports, a try may change these. Those that read data and save are the base's.
+MAY_CHANGE = ("model.py", "fast.py", "variants.py", "training/*.py", "config/[!_o]*.py")
+# Options that say what is measured, or that start from something learned.
+MEASURED = ("seed", "dataset", "block_size", "vocab_size", "init_from", "max_iters", "eval_iters", "sampling")
+SLOWER = 1.25  # how many times the record's time a run of a try may take
+LOGITS = 2**26  # numbers, at most, for each text that judges
+B = 8  # sequences that a model is asked about at once
+
+
+class Refused(Exception):
+    """A try breaks a rule of the race; the text says which."""
+
+
+@dataclass(frozen=True)
+class RefereeOptions:
+    program: ClassVar[str] = "-m experiments.referee"
+    purpose: ClassVar[str] = "Race ideas against the record: `try` one, or `show` the ledger."
+
+    why: str = ""  # of a try: what the idea is and why it should help, in one line
+    ledger: Name = "experiments/ledgers/quickstart"  # the folder of ledger.jsonl
+    race: Name = "experiments/races/quickstart.toml"  # the rules of a new ledger
+    out: Name = "out-referee"  # the folder of texts, code and runs
+    jobs: Count = 1  # how many runs train at once
+    json: bool = False  # print a try's receipt as JSON
+    check: bool = False  # of show: judge every try again, from its receipt
+    again: Count | None = None  # of show: also train the first run of this try again
+
+
+def main(argv: list[str]) -> int:
+    if {"--help", "-h"} & {*argv}:
+        show_help(RefereeOptions)
+    own, words = take_options(argv, RefereeOptions)
+    options, (verb, *words) = RefereeOptions(**own), words or [""]
+    if verb not in ("try", "show") or (verb == "show") == bool(words):
+        raise UserError("give `try` and what to try, as in: try git:my-idea --why=...; or `show`")
+    folder = Path(options.ledger)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):  # waits for another referee
+        referee = Referee(options, read_race(folder / "race.toml", Path(options.race)))
+        if verb == "show":
+            show(referee, options)
+            return 0
+        receipt = referee.attempt(words, options.why)
+    print(json.dumps(asdict(receipt)) if options.json else f"try {receipt.number}: {receipt.sentence}")
+    return STATUS[receipt.verdict]
+
+
+def read_race(kept: Path, new: Path) -> Race:
+    """Read the rules that a ledger keeps; a new one gets a copy of the race's."""
+    if not kept.exists():
+        write_whole(kept, new.read_text(encoding="utf-8"))
+    with refusing(f"{kept}: cannot be read", "see experiments/races/quickstart.toml", ValueError, TypeError):
+        return Race(**tomllib.loads(kept.read_text(encoding="utf-8")))
+
+
+def show(referee: "Referee", options: RefereeOptions) -> None:
+    """Print the ledger, and draw it. Raises UserError for a receipt that does not hold."""
+    receipts, page = referee.receipts, referee.path.with_suffix(".md")
+    if not receipts or options.again and options.again >= len(receipts):
+        raise UserError(f"{referee.path}: there is no such try")
+    ledger.draw(page.with_suffix(".svg"), receipts)
+    shown = ledger.table(receipts)
+    write_whole(page, f"# {page.parent.name}\n\n{shown}\n\n![tries]({page.stem}.svg)\n")
+    print(shown)
+    for receipt in receipts[1:] if options.check else ():
+        if wrong := ledger.audit(referee.race, receipt):
+            raise UserError(f"{referee.path}: try {receipt.number} is told as {receipt.sentence!r}: {wrong}")
+    if options.again:
+        print(referee.again(receipts[options.again]))
+
+
+@dataclass(frozen=True)
+class WatchedTask(Task):
+    """A run that cannot open what it is not to see."""
+
+    hidden: tuple[str, ...] = ()
+
+    def words(self) -> list[str]:
+        return self.watched(super().words())
+
+    def watched(self, words: list[str]) -> list[str]:
+        code = str(self.variant.code.folder)
+        return [str(ROOT / "experiments" / "child.py"), code, *self.hidden, "--", *words]
+
+    def seconds(self) -> float:
+        """Return the time of training: options.json is written before it, metrics.jsonl last at its end."""
+        first, last = ((self.folder / name).stat().st_mtime for name in ("options.json", "metrics.jsonl"))
+        return last - first
+
+
+class Referee:
+    """A ledger and its race."""
+
+    def __init__(self, options: RefereeOptions, race: Race):
+        self.race, self.jobs, self.out = race, options.jobs, Path(options.out).resolve()
+        self.path = Path(options.ledger, "ledger.jsonl").resolve()
+        self.receipts = ledger.read(self.path)
+
+    def attempt(self, words: list[str], why: str) -> Receipt:
+        """Race a try against the record, and add its receipt to the ledger. Raises UserError."""
+        if not why:
+            raise UserError("--why is missing: say what the idea is, for those who read the ledger")
+        if not self.receipts:
+            base = [full_commit(word) for word in shlex.split(self.race.base)]
+            self.add(self.receipt(base, "the base of the race"))
+        texts, record = self.cut_text(), ledger.latest_record(self.receipts)
+        asked, words = words, changed(record.words, [full_commit(word) for word in words])
+        variants = read_variants({"record": record.words, "try": words}, self.out)
+        if variants["try"].mark == variants["record"].mark:
+            raise UserError("the record has this program and these options: nothing would change")
+        receipt = self.receipt(words, why, record.number)
+        try:
+            check_rules(variants, asked)
+            receipt = self.raced(receipt, record, variants, texts)
+        except Refused as broken:
+            receipt = replace(receipt, verdict="refused", sentence=f"refused: {broken}")
+        self.add(receipt)
+        if receipt.verdict == "record":
+            git("branch", "--force", "record", words[0].removeprefix("git:"))
+        return receipt
+
+    def receipt(self, words: list[str], why: str, raced: int = 0) -> Receipt:
+        about: dict[str, Any] = {"number": len(self.receipts), "raced": raced} | machine()
+        return Receipt(words=words, why=why, verdict="record", **about)
+
+    def add(self, receipt: Receipt) -> None:
+        self.receipts.append(receipt)
+        ledger.append(self.path, receipt)
+
+    def cut_text(self) -> "Texts":
+        words = [word for word in shlex.split(self.race.base) if not re.fullmatch(COMMIT, word)]
+        dataset = parse_options(words).dataset
+        texts = cut_text(dataset, self.out / "texts")
+        return replace(texts, hidden=(*texts.hidden, str(self.path.parent), str(self.out / "runs")))
+
+    def raced(
+        self, receipt: Receipt, record: Receipt, variants: dict[str, Variant], texts: "Texts"
+    ) -> Receipt:
+        """Train pairs of runs until the verdict is clear. Raises Refused."""
+        times = self.out / "times" / f"{variants['record'].mark}.{variants['try'].mark}.json"
+        sets = at_equal(Experiment(times, "", "", variants), self.race.equal).sets
+        first = 1 + max((run.seed for run in record.ours), default=0)  # the record has not won by these seeds
+        for n in self.race.looks():
+            theirs, ours = (self.runs(x, range(first, first + n), texts) for x in sets.values())
+            receipt = replace(receipt, options=sets["try"].options, ours=ours, theirs=theirs)
+            check_runs(receipt, self.race)
+            if verdict := ledger.decide(self.race, receipt.number, ledger.differences(receipt)):
+                return ledger.judged(receipt, verdict)
+        raise AssertionError("the last look gives a verdict")
+
+    def runs(self, variant: Variant, seeds: range, texts: "Texts") -> list[Run]:
+        """Train and judge the runs of these seeds that are not there. Raises Refused or UserError."""
+
+        def keep(task: Any, result: Result) -> None:
+            val, hidden = judge(task, texts) if result.diverged is None else (None, None)
+            run = Run(seed=task.seed, seconds=task.seconds(), val=val, hidden=hidden)
+            write_whole(kept[task.folder], json.dumps(asdict(run)))
+
+        folders = {seed: self.out / "runs" / f"{variant.mark}.seed-{seed}" for seed in seeds}
+        kept = {folder: self.out / "results" / f"{folder.name}.json" for folder in folders.values()}
+        tasks = [WatchedTask(variant.code.name, variant, *each, texts.hidden) for each in folders.items()]
+        due: list[Task] = [task for task in tasks if not kept[task.folder].exists()]
+        if train_all(due, self.jobs, keep):
+            for opened in re.findall("(?m)^error: it opens .*", "\n".join(last_line(x.folder) for x in due)):
+                raise Refused(f"{opened.removeprefix('error: ')}, which training is not to see")
+            raise UserError("a run failed: the same command goes on")
+        return [read_json(path, Run) for path in kept.values()]
+
+    def again(self, receipt: Receipt) -> str:
+        """Train the first run of a try again. Raises UserError if its loss is not the same to the bit."""
+        texts, before = self.cut_text(), receipt.ours[0]
+        variant = Variant(read_variants({"try": receipt.words}, self.out)["try"].code, receipt.options)
+        for kind in ("runs", "results"):
+            for old in (self.out / kind).glob(f"{variant.mark}.seed-{before.seed}*"):
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        (after,) = self.runs(variant, range(before.seed, before.seed + 1), texts)
+        if after.val != before.val:
+            raise UserError(f"try {receipt.number}, seed {before.seed}: {after.val}, but it was {before.val}")
+        return f"try {receipt.number}, seed {before.seed}: trained again, and equal to the bit"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A text in three parts."""
+
+    seen: Dataset  # what training may see
+    val: np.ndarray
+    third: np.ndarray
+    hidden: tuple[str, ...]  # folders and files that training may not see
+
+
+def cut_text(dataset: str, folder: Path) -> Texts:
+    """Write once a data set that has nothing of what judges, and have runs find it by the same name."""
+    if Path(dataset).name != dataset:
+        raise UserError(f"dataset={dataset}: a race needs the name of a data set, below data/")
+    judging, source = folder / "judging.npz", dataset_dir(dataset).resolve()
+    if not judging.exists():
+        prepare_if_missing(dataset)
+        whole = Dataset(dataset)
+        tokens, val = (np.asarray(whole.tokens(split).ids) for split in ("train", "val"))
+        seen, third = np.split(tokens, [len(tokens) * 9 // 10])
+        # train.py evaluates on the end of what it has seen.
+        tokenizer = from_json(whole.meta.tokenizer)
+        write_dataset(folder / "seen" / dataset, seen, seen[-len(val) :], tokenizer, dataset)
+        np.savez(judging, val=val, third=third)
+    os.environ["NANOJAXGPT_DATA"] = str(folder / "seen")
+    with np.load(judging) as parts:
+        hidden = str(source), str(DATA / dataset), str(judging)
+        return Texts(Dataset(dataset), parts["val"], parts["third"], hidden)
+
+
+def windows(ids: np.ndarray, T: int, V: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets (N, B, T), one window after the other."""
+    n = min((len(ids) - 1) // T, LOGITS // (T * V)) // B * B * T
+    x, y = (ids[i : i + n].astype(np.int32).reshape(-1, B, T) for i in (0, 1))
+    return x, y
+
+
+def cross_entropy(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the mean in nats per token, of what the model computes, and by nothing else of its code."""
+    logits = logits.astype(np.float64)
+    chosen = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return float((logsumexp(logits, axis=-1) - chosen).mean())
+
+
+def judge(task: WatchedTask, texts: Texts) -> tuple[float, float]:
+    """Return a run's losses on the text that judges and on the third part. Raises Refused for a trick."""
+    T, V = task.variant.option("block_size"), texts.seen.meta.vocab_size
+    (x, y), (x3, y3) = windows(texts.val, T, V), windows(texts.third, T, V)
+    later = np.where(np.arange(T) < T // 2, x[:1], (x[:1] + 1) % V)  # other tokens in the second half
+    seen = texts.seen.tokens("train").read(range(0, B * T, T), T + 1).astype(np.int32)
+    steps = [0, 1, task.variant.option("max_iters") - 1]
+    asked = task.folder / "asked.npz"
+    np.savez(asked, x=np.concatenate([x, x3, later]), seen=seen, steps=steps)
+    try:
+        words = task.watched(["model", str(task.folder), str(asked)])
+        if start(task.variant.code, words, task.folder, task.variant.option("dataset")).wait():
+            raise UserError(f"{task}: its model does not answer: {last_line(task.folder)}")
+        with refusing(f"{asked}: has no answers", "give the command again", Exception):
+            said = dict(np.load(asked))
+    finally:
+        asked.unlink()
+    logits = said["logits"]  # (N, B, T, V)
+    if np.abs(logits[-1] - logits[0])[:, : T // 2].max() > 1e-3 * np.abs(logits[0]).max():
+        raise Refused("logits depend on later tokens")
+    if said["loss"] < cross_entropy(said["logits_of_seen"], seen[:, 1:]) - 1e-3:
+        raise Refused("the model's loss is below the cross entropy of its logits")
+    if said["alike"]:
+        raise Refused("its weights begin alike with every seed")
+    batches = StepBatches(replace(Options(), **task.variant.options, seed=task.seed), texts.seen)
+    if not np.array_equal(np.stack([batches(i) for i in steps]), said["batches"]):
+        raise Refused("its batches are not those of the run's seed")
+    return cross_entropy(logits[: len(x)], y), cross_entropy(logits[len(x) : -1], y3)
+
+
+def check_rules(variants: dict[str, Variant], asked: list[str]) -> None:
+    """Raise Refused for options or files that a try may not change."""
+    ours, theirs = variants["try"], variants["record"]
+    for name in MEASURED:
+        if ours.option(name) != theirs.option(name) or f"--{name}" in {
+            word.partition("=")[0] for word in asked
+        }:
+            raise Refused(f"{name} says what is measured, and stays as it is")
+    for name, _ in ours.code.files.items() ^ theirs.code.files.items():
+        if name in theirs.code.files and not any(fnmatch(name, pattern) for pattern in MAY_CHANGE):
+            raise Refused(f"{name} may not be changed, only {', '.join(MAY_CHANGE)} and files of your own")
+
+
+def check_runs(receipt: Receipt, race: Race) -> None:
+    """Raise Refused for seeds that change nothing, or for runs that take too long."""
+    losses = [run.val for run in receipt.ours if run.val is not None]
+    if len(set(losses)) < len(losses):
+        raise Refused("two seeds end with the same loss: something is fixed, or kept from another run")
+    ours, theirs = ([run.seconds for run in runs] for runs in (receipt.ours, receipt.theirs))
+    if race.equal == "time" and min(ours) > SLOWER * max(theirs):
+        raise Refused(f"a run takes {min(ours):.0f} s, the record's {max(theirs):.0f} s: its clock is wrong")
+
+
+def full_commit(word: str) -> str:
+    """Return a word that names a commit with the commit's full hash. Raises UserError."""
+    if not re.fullmatch(COMMIT, word):
+        return word
+    if word == "git:":
+        raise UserError("git: alone is the working tree: commit it, so that the ledger can name it")
+    return "git:" + git("rev-parse", "--verify", "--end-of-options", f"{word[4:]}^{{commit}}").strip()
+
+
+if __name__ == "__main__":
+    command(main)
