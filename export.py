@@ -4,6 +4,7 @@
     hf upload <you>/my-gpt my-gpt                                   and to the Hugging Face hub
     python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
     python export.py --out_dir=out-quickstart --to=my-model.html --format=html   one file for any browser
+    python export.py --out_dir=out-chat --to=my-chat --format=gguf      for llama.cpp and Ollama
 
 Without --format=peft, adapters are merged. PEFT puts them beside the model that the run started from: if that
 is another run of ours, export it too.
@@ -40,6 +41,7 @@ from runs.checkpoint import SCORES, Checkpoints
 from runs.load import load_run, tokenizer_of
 
 MOST_ON_A_PAGE = 30_000_000  # parameters
+WEIGHTS = {"html": ("bfloat16", "int8"), "gguf": ("f16", "f32", "q8_0")}  # the first is the default
 
 
 @dataclass(frozen=True)
@@ -52,21 +54,21 @@ class ExportOptions:
     out_dir: Name = "out"  # folder of the run
     checkpoint: Checkpoint = "last"  # of the run: last, best (the lowest validation loss), or an iteration
     to: Name = "out-hf"  # folder to write, new or empty; for html a new file
-    format: Literal["transformers", "peft", "html"] = "transformers"  # peft: LoRA's adapters; html: a page
-    weights: Literal["bfloat16", "int8"] = "bfloat16"  # of the page's matrices; int8: a scale for each row
+    format: Literal["transformers", "peft", "html", "gguf"] = "transformers"  # peft: adapters; html: a page
+    # Matrices of html: bfloat16, or int8 with a scale for each row; of gguf: f16, f32, q8_0. None: the first.
+    weights: Literal["bfloat16", "int8", "f16", "f32", "q8_0"] | None = None
 
 
 def main(argv: list[str]) -> None:
     options = ExportOptions(**given(argv, ExportOptions))
     choose_device("auto")
+    if options.weights not in (None, *(known := WEIGHTS.get(options.format, ()))):
+        what = f"writes {', '.join(known)}: give one of these" if known else "writes float32: leave it out"
+        raise UserError(f"--weights={options.weights}: --format={options.format} {what}")
     if options.format == "html":
         print(export_page(options))
         return
-    if options.weights != "bfloat16":
-        raise UserError(
-            f"--weights={options.weights}: --format={options.format} writes float32: leave it out"
-        )
-    export = {"transformers": export_model, "peft": export_adapters}[options.format]
+    export = {"transformers": export_model, "peft": export_adapters, "gguf": export_gguf}[options.format]
     # A print that fails must not undo the folder: notes go to stderr, and the rest is printed afterwards.
     with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):
         written = export(options, folder)
@@ -87,6 +89,19 @@ def export_model(options: ExportOptions, folder: Path) -> str:
     write_card(folder, model, family, name=name, dataset=data, iteration=iteration, score=score)
     upload = f"hf upload <your name>/{shlex.quote(name)} {shlex.quote(options.to)}"
     return f"{architecture(family)} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"
+
+
+def export_gguf(options: ExportOptions, folder: Path) -> str:
+    """Write one file for llama.cpp, and what `ollama create` reads."""
+    from hub.gguf_file import modelfile, write_gguf  # here: its package is needed for nothing else
+
+    model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
+    name, kind = Path(options.to).resolve().name, options.weights or WEIGHTS["gguf"][0]
+    write_gguf(folder / f"{name}.gguf", model, manifest.tokenizer, kind)
+    (folder / "Modelfile").write_text(modelfile(name, manifest.tokenizer), encoding="utf-8")
+    return (
+        f"{kind} of iter {iteration}: {options.to}\nto Ollama: ollama create {name} -f {options.to}/Modelfile"
+    )
 
 
 def export_adapters(options: ExportOptions, folder: Path) -> str:
@@ -123,7 +138,8 @@ def export_page(options: ExportOptions) -> str:
         tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
         known["example"] = tokens.read([0], min(64, model.config.block_size, len(tokens)))[0].tolist()
     model = plain(model)
-    page, kept = html(model, known, tokenizer, options.weights)
+    weights = options.weights or WEIGHTS["html"][0]
+    page, kept = html(model, known, tokenizer, weights)
     with refusing(f"--to={path}: cannot be written", "choose another place", OSError):
         write_whole(path, page)
     cost = "the data set is not here, so what that costs was not measured"
@@ -132,7 +148,7 @@ def export_page(options: ExportOptions) -> str:
             mean_loss(each, Batches(tokens, 8, model.config.block_size, seed=1)) for each in (model, kept)
         ]
         cost = f"its loss on 160 validation rows is {losses[1]:.4f}, and {losses[0]:.4f} in float32"
-    return f"iter {iteration} in {options.weights}, {path.stat().st_size / 1e6:.1f} MB: {path}\n{cost}"
+    return f"iter {iteration} in {weights}, {path.stat().st_size / 1e6:.1f} MB: {path}\n{cost}"
 
 
 def mean_loss(model: GPT, batches: Batches) -> float:
