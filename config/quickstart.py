@@ -1,4 +1,4 @@
-"""Train a first model, in two to six minutes on 2 CPU cores, on this project's own book and code.
+"""Train a first model, in one to six minutes on 2 CPU cores, on this project's own book and code.
 
 The tokens are characters, the model has the modern shape: RoPE, RMSNorm and SwiGLU.
 """
