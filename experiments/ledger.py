@@ -24,7 +24,10 @@ from experiments.record import STRICT
 from experiments.report import save_svg
 from experiments.runner import Equal
 
-GIVE_UP = 0.1  # how often a try that gains just enough is given up at a look: a bad one then costs few runs
+# How often a look gives up a try that gains just the smallest that counts. By simulation, with a spread of
+# twice that gain, a placebo costs 5 pairs then, and 9 with 0.1; a try with three times that gain is found as
+# often, in 65%.
+GIVE_UP = 0.3
 STRICT_FROZEN: Any = dict(frozen=True, kw_only=True, config=STRICT)
 
 
