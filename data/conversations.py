@@ -119,7 +119,7 @@ class Renderer:
     def prompt(self, messages: Messages) -> Int32[np.ndarray, " n"]:
         """Return the tokens after which the assistant answers, and with which the answered one begins."""
         ids = self.encode(messages, add_generation_prompt=True).ids
-        begins = self.learned_start in (None, ids[0])  # the template may write it itself
+        begins = self.learned_start is None or self.learned_start == ids[0]  # the template may write it
         return ids if begins else np.insert(ids, 0, self.learned_start)
 
     def encode(self, messages: Messages, **settings: bool) -> Rendered:

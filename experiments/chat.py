@@ -14,6 +14,7 @@ stopped while it trained goes on from its last checkpoint.
 import gzip
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ def live(folder: Path, seed: int) -> dict[str, Any]:
         typed = shlex.join(["python", *words])
         if ended.get(typed):
             continue
+        if typed not in ended:
+            shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)  # of an earlier life
         if typed in ended and checkpoint_folders(str(folder / name)):  # it was stopped while it trained
             words = [words[0], f"--out_dir={folder / name}", "--init_from=resume"]
         ended[typed] = False

@@ -44,14 +44,14 @@ def answer(out_dir: str, asked: str) -> None:
     given, options = np.load(asked), latest_manifest(out_dir).options
     batches = StepBatches(options, Dataset(options.dataset, options.vocab_size))
     two = (replace(options, seed=options.seed + i) for i in (0, 1))
-    first, second = (np.asarray(create_state(model.config, x).model.wte) for x in two)
+    first, second = (jax.tree.leaves(create_state(model.config, x).model) for x in two)
     seen, targets = given["seen"][:, :-1], given["seen"][:, 1:]
     np.savez(
         asked,
         logits=np.stack([logits(model, x) for x in given["x"]]),  # (N, B, T, V)
         loss=model.loss(seen, targets),
         logits_of_seen=logits(model, seen),
-        alike=np.array_equal(first, second),
+        alike=all(map(np.array_equal, first, second)),
         batches=np.stack([batches(int(i)) for i in given["steps"]]),
     )
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pydantic
 import pydantic.dataclasses
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from scipy import stats
 
-from common.command_line import Count, Fraction, NonNegative, NonNegativeInt, Seed, matching
+from common.command_line import Fraction, NonNegative, NonNegativeInt, Seed, matching
 from common.files import refusing
 from experiments.record import STRICT
 from experiments.report import save_svg
@@ -38,7 +38,7 @@ class Race:
     base: Annotated[str, matching("git:.*", "a commit first, as in git:main")]  # and train.py's words
     equal: Equal = "time"  # what a try has as much of as the record
     gain: NonNegative = 0.0  # the smallest that counts, nats per token
-    seeds: Count = 16  # pairs of a try, at most
+    seeds: Annotated[int, Field(ge=2)] = 16  # pairs of a try, at most
     error: Fraction = 0.01  # the chance that any record is false
 
     def looks(self) -> list[int]:
@@ -76,12 +76,16 @@ class Receipt:
 
 
 def read(path: Path) -> list[Receipt]:
-    """Read a ledger. Raises UserError where a line was changed or is missing."""
+    """Read a ledger. Raises UserError for a damaged one; `audit` finds other changes."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     with refusing(f"{path}: cannot be read", "restore it", ValueError):
         found = [TypeAdapter(Receipt).validate_json(line) for line in lines]
         if [receipt.number for receipt in found] != [*range(len(found))]:
             raise ValueError("its lines are not numbered from 0 on")
+        if any([run.seed for run in x.ours] != [run.seed for run in x.theirs] for x in found):
+            raise ValueError("a try and the record that it raced against have other seeds")
+        if found and found[0].verdict != "record":
+            raise ValueError("its first line is not that of the base")
         return found
 
 
@@ -174,12 +178,12 @@ def draw(path: Path, ledger: list[Receipt]) -> None:
 
     def fill(axes: Any) -> None:
         for x in (receipt for receipt in ledger if receipt.ours):
-            color = {"record": "#2a8a57", "refused": "#b3261e"}.get(x.verdict, "#6b7280")
+            color = "#2a8a57" if x.verdict == "record" else "#6b7280"
             gains = -differences(x)
             axes.plot([x.number] * len(gains), gains, "o", ms=3, alpha=0.4, color=color)
             axes.plot(x.number, gains.mean(), "D", ms=6, color=color)
         axes.axhline(0, color="black", lw=0.8)
         axes.set(xlabel="try", ylabel="gain over the record of its time (nats per token)")
-        axes.set_title("green: records; red: refused", fontsize="medium")
+        axes.set_title("green: records", fontsize="medium")
 
     save_svg(path, fill, height=4)

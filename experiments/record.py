@@ -14,7 +14,7 @@ import pandas as pd
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field, FiniteFloat
 
-from common.command_line import NonNegative, NonNegativeInt, Positive, Seed, value_reader
+from common.command_line import NonNegative, NonNegativeInt, Seed, value_reader
 from common.devices import describe_cpu
 from common.errors import UserError
 from common.files import kept, read_json, refusing, write_whole
@@ -114,7 +114,7 @@ class Entry:
     """A set in an experiment's file."""
 
     options: dict[str, Value]  # that are not train.py's defaults
-    ms: Positive | None = None  # of a step
+    ms: Annotated[float, Field(ge=1e-6, le=1e12)] | None = None  # of a step
     timed: str | None = None  # when and where
     runs: list[Result]
 

@@ -28,9 +28,9 @@ from scipy.special import logsumexp
 
 from common.command_line import Count, Name, show_help, take_options
 from common.errors import UserError, command
-from common.files import read_json, refusing, write_whole
+from common.files import read_json, refusing, write_whole, written
 from config.options import Options, parse_options
-from data.dataset import DATA, Dataset, dataset_dir, prepare_if_missing
+from data.dataset import DATA, Batches, Dataset, dataset_dir, prepare_if_missing
 from data.tokenizer import from_json
 from data.writer import write_dataset
 from experiments import ledger
@@ -40,7 +40,6 @@ from experiments.record import Experiment, Result, Variant, machine
 from experiments.runner import Task, at_equal, train_all
 from experiments.snapshot import ROOT, git
 from experiments.trial import last_line, start
-from training.step import StepBatches
 
 STATUS = {"record": 0, "none": 1, "refused": 3}
 # Of the files that train.py imports, a try may change these. Those that read data and save are the base's.
@@ -92,17 +91,21 @@ def main(argv: list[str]) -> int:
 
 def read_race(kept: Path, new: Path) -> Race:
     """Read the rules that a ledger keeps; a new one gets a copy of the race's."""
-    if not kept.exists():
-        write_whole(kept, new.read_text(encoding="utf-8"))
-    with refusing(f"{kept}: cannot be read", "see experiments/races/quickstart.toml", ValueError, TypeError):
-        return Race(**tomllib.loads(kept.read_text(encoding="utf-8")))
+    path = kept if kept.exists() else new
+    with refusing(f"{path}: cannot be read", "see experiments/races/quickstart.toml", ValueError, TypeError):
+        text = path.read_text(encoding="utf-8")
+        race = Race(**tomllib.loads(text))
+        shlex.split(race.base)
+    write_whole(kept, text)
+    return race
 
 
 def show(referee: "Referee", options: RefereeOptions) -> None:
     """Print the ledger, and draw it. Raises UserError for a receipt that does not hold."""
     receipts, page = referee.receipts, referee.path.with_suffix(".md")
-    if not receipts or options.again and options.again >= len(receipts):
-        raise UserError(f"{referee.path}: there is no such try")
+    again = options.again or 0
+    if not receipts or again >= len(receipts) or again and not receipts[again].ours:
+        raise UserError(f"{referee.path}: there is no such try, or it has no runs")
     ledger.draw(page.with_suffix(".svg"), receipts)
     shown = ledger.table(receipts)
     write_whole(page, f"# {page.parent.name}\n\n{shown}\n\n![tries]({page.stem}.svg)\n")
@@ -110,8 +113,8 @@ def show(referee: "Referee", options: RefereeOptions) -> None:
     for receipt in receipts[1:] if options.check else ():
         if wrong := ledger.audit(referee.race, receipt):
             raise UserError(f"{referee.path}: try {receipt.number} is told as {receipt.sentence!r}: {wrong}")
-    if options.again:
-        print(referee.again(receipts[options.again]))
+    if again:
+        print(referee.again(receipts[again]))
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,13 @@ class Referee:
 
     def attempt(self, words: list[str], why: str) -> Receipt:
         """Race a try against the record, and add its receipt to the ledger. Raises UserError."""
+        why = " ".join(why.encode(errors="replace").decode().split())
         if not why:
             raise UserError("--why is missing: say what the idea is, for those who read the ledger")
         if not self.receipts:
             base = [full_commit(word) for word in shlex.split(self.race.base)]
             self.add(self.receipt(base, "the base of the race"))
+        self.move_branch()
         texts, record = self.cut_text(), ledger.latest_record(self.receipts)
         asked, words = words, changed(record.words, [full_commit(word) for word in words])
         variants = read_variants({"record": record.words, "try": words}, self.out)
@@ -160,9 +165,14 @@ class Referee:
         except Refused as broken:
             receipt = replace(receipt, verdict="refused", sentence=f"refused: {broken}")
         self.add(receipt)
-        if receipt.verdict == "record":
-            git("branch", "--force", "record", words[0].removeprefix("git:"))
+        self.move_branch()
         return receipt
+
+    def move_branch(self) -> None:
+        """Have the branch `record` name the latest record's commit, also after a kill."""
+        words = ledger.latest_record(self.receipts).words
+        commit = next(word.removeprefix("git:") for word in words if re.fullmatch(COMMIT, word))
+        git("update-ref", "refs/heads/record", commit)
 
     def receipt(self, words: list[str], why: str, raced: int = 0) -> Receipt:
         about: dict[str, Any] = {"number": len(self.receipts), "raced": raced} | machine()
@@ -183,8 +193,12 @@ class Referee:
     ) -> Receipt:
         """Train pairs of runs until the verdict is clear. Raises Refused."""
         times = self.out / "times" / f"{variants['record'].mark}.{variants['try'].mark}.json"
+        if record.options:  # it won with its own number of steps
+            variants = variants | {"record": replace(variants["record"], options=record.options)}
         sets = at_equal(Experiment(times, "", "", variants), self.race.equal).sets
-        first = 1 + max((run.seed for run in record.ours), default=0)  # the record has not won by these seeds
+        # Nobody has seen losses with these seeds when the record was made.
+        earlier = self.receipts[: record.number + 1]
+        first = 1 + max((run.seed for x in earlier for run in x.ours), default=0)
         for n in self.race.looks():
             theirs, ours = (self.runs(x, range(first, first + n), texts) for x in sets.values())
             receipt = replace(receipt, options=sets["try"].options, ours=ours, theirs=theirs)
@@ -205,19 +219,19 @@ class Referee:
         kept = {folder: self.out / "results" / f"{folder.name}.json" for folder in folders.values()}
         tasks = [WatchedTask(variant.code.name, variant, *each, texts.hidden) for each in folders.items()]
         due: list[Task] = [task for task in tasks if not kept[task.folder].exists()]
+        for task in due:  # a run that goes on would have its last part timed alone
+            shutil.rmtree(task.folder, ignore_errors=True)
         if train_all(due, self.jobs, keep):
             for opened in re.findall("(?m)^error: it opens .*", "\n".join(last_line(x.folder) for x in due)):
                 raise Refused(f"{opened.removeprefix('error: ')}, which training is not to see")
-            raise UserError("a run failed: the same command goes on")
+            raise UserError("a run failed: mend it; after a stop, the same command goes on")
         return [read_json(path, Run) for path in kept.values()]
 
     def again(self, receipt: Receipt) -> str:
         """Train the first run of a try again. Raises UserError if its loss is not the same to the bit."""
         texts, before = self.cut_text(), receipt.ours[0]
         variant = Variant(read_variants({"try": receipt.words}, self.out)["try"].code, receipt.options)
-        for kind in ("runs", "results"):
-            for old in (self.out / kind).glob(f"{variant.mark}.seed-{before.seed}*"):
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        (self.out / "results" / f"{variant.mark}.seed-{before.seed}.json").unlink(missing_ok=True)
         (after,) = self.runs(variant, range(before.seed, before.seed + 1), texts)
         if after.val != before.val:
             raise UserError(f"try {receipt.number}, seed {before.seed}: {after.val}, but it was {before.val}")
@@ -238,7 +252,7 @@ def cut_text(dataset: str, folder: Path) -> Texts:
     """Write once a data set that has nothing of what judges, and have runs find it by the same name."""
     if Path(dataset).name != dataset:
         raise UserError(f"dataset={dataset}: a race needs the name of a data set, below data/")
-    judging, source = folder / "judging.npz", dataset_dir(dataset).resolve()
+    judging, source = folder / f"{dataset}.npz", dataset_dir(dataset).resolve()
     if not judging.exists():
         prepare_if_missing(dataset)
         whole = Dataset(dataset)
@@ -247,7 +261,8 @@ def cut_text(dataset: str, folder: Path) -> Texts:
         # train.py evaluates on the end of what it has seen.
         tokenizer = from_json(whole.meta.tokenizer)
         write_dataset(folder / "seen" / dataset, seen, seen[-len(val) :], tokenizer, dataset)
-        np.savez(judging, val=val, third=third)
+        with written(judging) as file:
+            np.savez(file, val=val, third=third)
     os.environ["NANOJAXGPT_DATA"] = str(folder / "seen")
     with np.load(judging) as parts:
         hidden = str(source), str(DATA / dataset), str(judging)
@@ -256,7 +271,9 @@ def cut_text(dataset: str, folder: Path) -> Texts:
 
 def windows(ids: np.ndarray, T: int, V: int) -> tuple[np.ndarray, np.ndarray]:
     """Return inputs and targets (N, B, T), one window after the other."""
-    n = min((len(ids) - 1) // T, LOGITS // (T * V)) // B * B * T
+    n = min((len(ids) - 1) // T, max(B, LOGITS // (T * V))) // B * B * T
+    if n == 0:
+        raise UserError(f"the race's text is too short: each part that judges needs {B * T} tokens")
     x, y = (ids[i : i + n].astype(np.int32).reshape(-1, B, T) for i in (0, 1))
     return x, y
 
@@ -272,7 +289,9 @@ def judge(task: WatchedTask, texts: Texts) -> tuple[float, float]:
     """Return a run's losses on the text that judges and on the third part. Raises Refused for a trick."""
     T, V = task.variant.option("block_size"), texts.seen.meta.vocab_size
     (x, y), (x3, y3) = windows(texts.val, T, V), windows(texts.third, T, V)
-    later = np.where(np.arange(T) < T // 2, x[:1], (x[:1] + 1) % V)  # other tokens in the second half
+    # From somewhere in each row on, other tokens.
+    before = np.arange(T) < np.random.default_rng(0).integers(1, T, B)[:, None]
+    later = np.where(before, x[:1], (x[:1] + 1) % V)
     seen = texts.seen.tokens("train").read(range(0, B * T, T), T + 1).astype(np.int32)
     steps = [0, 1, task.variant.option("max_iters") - 1]
     asked = task.folder / "asked.npz"
@@ -286,14 +305,19 @@ def judge(task: WatchedTask, texts: Texts) -> tuple[float, float]:
     finally:
         asked.unlink()
     logits = said["logits"]  # (N, B, T, V)
-    if np.abs(logits[-1] - logits[0])[:, : T // 2].max() > 1e-3 * np.abs(logits[0]).max():
+    if not np.isfinite(logits).all():
+        raise Refused("its logits are not all finite")
+    if np.abs(logits[-1] - logits[0])[before].max() > 1e-3 * np.abs(logits[0]).max():
         raise Refused("logits depend on later tokens")
     if said["loss"] < cross_entropy(said["logits_of_seen"], seen[:, 1:]) - 1e-3:
         raise Refused("the model's loss is below the cross entropy of its logits")
     if said["alike"]:
         raise Refused("its weights begin alike with every seed")
-    batches = StepBatches(replace(Options(), **task.variant.options, seed=task.seed), texts.seen)
-    if not np.array_equal(np.stack([batches(i) for i in steps]), said["batches"]):
+    options = replace(Options(), **task.variant.options, seed=task.seed)
+    rows = options.gradient_accumulation_steps * options.batch_size
+    batches = Batches(texts.seen.tokens("train"), rows, T, options.seed, options.sampling)
+    expected = np.stack([batches(i) for i in steps])  # (3, 2, A B, T)
+    if not np.array_equal(expected.ravel(), said["batches"].ravel()):
         raise Refused("its batches are not those of the run's seed")
     return cross_entropy(logits[: len(x)], y), cross_entropy(logits[len(x) : -1], y3)
 

@@ -29,9 +29,13 @@ def write_gguf(path: Path, model: GPT, tokenizer: dict | None, kind: str) -> Non
     except ImportError:
         raise UserError("--format=gguf needs a package: pip install gguf") from None
     config, family = model.config, which_family(model.config)
-    if family.model_type == "mistral" or config.window or config.mlp not in ("gelu", "swiglu"):
-        what = "window" if config.window else f"mlp={config.mlp}"
-        raise UserError(f"llama.cpp does not compute this model's {what}: use --format=transformers")
+    lacks = {
+        "window": config.window is not None or family.model_type == "mistral",
+        "mlp": config.mlp not in ("gelu", "swiglu"),
+        "rope_scaling": config.rope_scaling != 1 and family.model_type != "llama",
+    }
+    if what := [f"{name}={getattr(config, name)}" for name, lacking in lacks.items() if lacking]:
+        raise UserError(f"llama.cpp does not compute this model's {what[0]}: use --format=transformers")
     known = read_tokenizer(tokenizer, config.vocab_size)
     writer = gguf.GGUFWriter(path, family.model_type)
     writer.add_name(path.stem)
@@ -121,7 +125,7 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
     match description:
         case {"type": "tiktoken", "name": "gpt2"}:
             vocab, merges, split = *gpt2_files(), "gpt-2"
-            special = {"<|endoftext|>"}
+            special = {"<|endoftext|>": CONTROL}
         case {"type": "tokenizers", "json": str(text)}:
             library = json.loads(text)
             vocab, merges, special, split = byte_level(library)
@@ -132,7 +136,7 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
     tokens, types = [f"[PAD{i}]" for i in range(vocab_size)], [UNUSED] * vocab_size
     for name, i in vocab.items():
         if i < vocab_size:
-            tokens[i], types[i] = name, CONTROL if name in special else NORMAL
+            tokens[i], types[i] = name, special.get(name, NORMAL)
     ids, uses = special_ids(description), description.get("uses", {})
     ends = ids["eos_token_id"] if isinstance(ids["eos_token_id"], list) else [ids["eos_token_id"]]
     encoded = from_json(description).encode("a", add_special_tokens="before")
@@ -151,8 +155,8 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def byte_level(library: dict[str, Any]) -> tuple[dict[str, int], list[str], set[str], str]:
-    """Return vocabulary, merges, special tokens and llama.cpp's name of the split of a tokenizer.json."""
+def byte_level(library: dict[str, Any]) -> tuple[dict[str, int], list[str], dict[str, int], str]:
+    """Return a tokenizer.json's vocabulary, merges, types of added tokens, and split as llama.cpp has it."""
     match library["pre_tokenizer"]:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             split = "gpt-2"
@@ -168,7 +172,7 @@ def byte_level(library: dict[str, Any]) -> tuple[dict[str, int], list[str], set[
         raise UserError("llama.cpp has no tokenizer that splits words as this one: use --format=transformers")
     added = {token["content"]: token["id"] for token in library["added_tokens"]}
     merges = [x if isinstance(x, str) else " ".join(x) for x in library["model"]["merges"]]
-    special = {token["content"] for token in library["added_tokens"] if token["special"]}
+    special = {x["content"]: CONTROL if x["special"] else USER_DEFINED for x in library["added_tokens"]}
     return library["model"]["vocab"] | added, merges, special, split
 
 

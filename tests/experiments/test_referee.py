@@ -22,8 +22,8 @@ RACE = Race(base="git:main", gain=0.01, seeds=16, error=0.01)
 
 
 def test_a_try_is_looked_at_after_2_4_8_and_all_seeds():
-    assert [replace(RACE, seeds=n).looks() for n in (1, 2, 3, 16, 20)] == [
-        [1], [2], [2, 3], [2, 4, 8, 16], [2, 4, 8, 16, 20],
+    assert [replace(RACE, seeds=n).looks() for n in (2, 3, 16, 20)] == [
+        [2], [2, 3], [2, 4, 8, 16], [2, 4, 8, 16, 20],
     ]  # fmt: skip
 
 
@@ -95,6 +95,7 @@ def test_a_receipt_is_judged_again_from_its_losses():
 
 def test_a_ledger_is_read_as_it_was_written_and_a_changed_one_is_refused(tmp_path):
     path, receipts = tmp_path / "ledger.jsonl", [receipt_of([-0.1, 0.2], number) for number in (0, 1)]
+    receipts[0] = replace(receipts[0], verdict="record")
     for receipt in receipts:
         ledger.append(path, receipt)
     assert ledger.read(path) == receipts and ledger.read(tmp_path / "none") == []

@@ -76,7 +76,8 @@ def test_the_tokenizer_is_in_the_file(tokenizer, tmp_path):
 
 def test_what_llama_cpp_does_not_compute_is_one_line(tokenizer, tmp_path):
     for name, changes, says in (
-        ("llama", dict(window=4), "does not compute this model's window"),
+        ("llama", dict(window=4), "does not compute this model's window=4"),
+        ("qwen3", dict(rope_scaling=8.0), "does not compute this model's rope_scaling=8.0"),
         ("gpt2", dict(mlp="gelu_erf"), "does not compute this model's mlp=gelu_erf"),
     ):
         assert says in refusal(made, tmp_path / "a.gguf", name, tokenizer, **changes)

@@ -6,6 +6,7 @@ A variant has a `name` and a `dtype`, and `run(n)` returns seconds per step over
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_context
@@ -99,7 +100,10 @@ class TorchVariant:
 
     def run(self, n: int) -> float:
         """Raises UserError where this machine cannot run it."""
-        return self.pool.submit(time_torch, n, *self.variant).result()
+        try:
+            return self.pool.submit(time_torch, n, *self.variant).result()
+        except BrokenProcessPool:
+            raise UserError("its process was killed, perhaps for want of memory") from None
 
 
 def time_torch(n: int, *variant) -> float:

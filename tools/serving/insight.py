@@ -171,7 +171,8 @@ def with_tokens(served: Served, ids: Int[np.ndarray, " T"], **found: Any) -> Res
 def names(served: Served, *ids: Any) -> dict[str, str]:
     """Return tokens' texts by id."""
     known = np.unique(np.concatenate([np.ravel(x) for x in ids])).tolist()
-    return {str(i): spelling(served.tokenizer, i) for i in known}
+    size = served.vocab_size
+    return {str(i): spelling(served.tokenizer, i) if i < size else "(unused)" for i in known}
 
 
 def rounded(x: np.ndarray) -> list:

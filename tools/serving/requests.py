@@ -129,11 +129,9 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> list[Requ
         prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
     if (length := max(map(len, prompts))) > block_size:
         raise too_long(served, param, f"resulted in {length} tokens")
-    if fields.n * len(prompts) > served.worker.room:
-        message = (
-            f"{len(prompts)} prompts times n={fields.n} are more than {served.worker.room}, the most here"
-        )
-        raise ApiError(message, "n")
+    most = min(SEQUENCES, served.worker.room)
+    if fields.n * len(prompts) > most:
+        raise ApiError(f"{len(prompts)} prompts times n={fields.n} are more than {most}, the most here", "n")
     wanted = min(wanted, served.max_tokens) if fields.max_tokens is None else fields.max_tokens
     if wanted > served.max_tokens:
         raise ApiError(f"max_tokens is {spell(wanted)}, expected {served.max_tokens} at most", "max_tokens")

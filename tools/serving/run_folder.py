@@ -1,12 +1,13 @@
 """What the page is told of a run: its checkpoints, its records, and the answers that it learned from."""
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from common.command_line import NonNegativeInt
@@ -35,6 +36,12 @@ class Rollout(TypedDict):
     before: list[FiniteFloat]  # the same under the weights that learning began with
 
 
+def of_tokens(found: Rollout) -> Rollout:
+    if not len(found["tokens"]) == len(found["logprobs"]) == len(found["before"]):
+        raise ValueError("an answer needs as many logprobs, and numbers before, as tokens")
+    return found
+
+
 class Group(TypedDict):
     """Holds the answers to one question at one evaluation."""
 
@@ -42,7 +49,7 @@ class Group(TypedDict):
     task: str
     question: str
     prompt: Ids
-    answers: Annotated[list[Rollout], Field(min_length=1)]
+    answers: Annotated[list[Annotated[Rollout, AfterValidator(of_tokens)]], Field(min_length=1)]
 
 
 GROUP = TypeAdapter(Group)
@@ -91,9 +98,10 @@ class RunFolder:
 
     def records(self, offset: int) -> dict[str, Any]:
         """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
-        path = self.out_dir / "metrics.jsonl"
-        begin = offset if path.is_file() and offset <= path.stat().st_size else 0
-        lines = whole_lines(path, begin)
+        path, begin, lines = self.out_dir / "metrics.jsonl", 0, b""
+        with suppress(OSError):  # it may be deleted meanwhile, or not be the server's to read
+            begin = offset if path.is_file() and offset <= path.stat().st_size else 0
+            lines = whole_lines(path, begin)
         records = [record for line in lines.splitlines() if (record := parse_record(line))]
         return {"records": records, "offset": begin + len(lines), "fresh": begin == 0}
 
