@@ -192,11 +192,14 @@ def race(clone, tmp_path, monkeypatch, tiny_data):
 
 @pytest.mark.slow
 def test_a_record_is_kept_checked_and_trained_again_and_raced_with_new_seeds(clone, race, capfd, tmp_path):
-    status, receipt = race("try", "--learning_rate=0.01", "--why=the rate was too low")
+    git(clone, "checkout", "-b", "idea", "main")
+    edit(clone / "model.py", "0.02 * jax.random.normal(wte_key", "0.021 * jax.random.normal(wte_key")
+    git(clone, "commit", "--all", "--message=Larger embeddings")
+    status, receipt = race("try", "git:idea", "--learning_rate=0.01", "--why=the rate was too low")
     assert status == 0 and receipt.verdict == "record" and "on the hidden text +" in receipt.sentence
     assert receipt.raced == 0 and receipt.ours[0].seed == 1
-    tip = subprocess.check_output(["git", "-C", clone, "rev-parse", "record"], text=True).strip()
-    assert f"git:{tip}" == receipt.words[0]
+    tips = [subprocess.check_output(["git", "-C", clone, "rev-parse", x]) for x in ("record", "idea")]
+    assert tips[0] == tips[1]
     status, other = race("try", "--learning_rate=1e-5", "--why=lower is better")
     assert status == 1 and other.raced == 1 and other.ours[0].hidden is None
     assert other.ours[0].seed == 1 + len(receipt.ours)
@@ -205,7 +208,7 @@ def test_a_record_is_kept_checked_and_trained_again_and_raced_with_new_seeds(clo
     path = tmp_path / "ledger" / "ledger.jsonl"
     path.write_text(path.read_text().replace("no record: ", "a record: "))
     assert "its losses say 'no record" in refusal(race, "show", "--check")
-    assert "nothing would change" in refusal(race, "try", "--learning_rate=0.01", "--why=again")
+    assert "nothing would change" in refusal(race, "try", "git:idea", "--why=again")
     assert "--why is missing" in refusal(race, "try", "--n_head=2")
     assert "commit it" in refusal(race, "try", "git:", "--why=x")
     assert "give `try` and what to try" in refusal(race, "show", "git:main")

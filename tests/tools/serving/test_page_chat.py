@@ -95,7 +95,8 @@ def test_rollouts_are_told_as_written_and_nonsense_is_refused_in_a_line(server, 
     assert "".join(told["names"][str(token)] for token in answer["tokens"]) == "cat<|im_end|>"
     path = run / "rollouts.jsonl"
     before = path.read_text()
-    for nonsense in ("{", "[]", json.dumps({**groups[0], "iter": -1})):
+    uneven = {**groups[0], "answers": [{**answer, "before": []}]}
+    for nonsense in ("{", "[]", json.dumps({**groups[0], "iter": -1}), json.dumps(uneven)):
         path.write_text(f"{json.dumps(groups[0])}\n{nonsense}\n")
         status, told = ask(f"{server[0]}/inside/rollouts")
         message = told["error"]["message"]
