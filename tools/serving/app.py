@@ -1,7 +1,6 @@
 """Serve a model: the routes of OpenAI's API, and whose key they need. insight.py has the page's routes."""
 
 import hmac
-import time
 from typing import Annotated
 
 import jax
@@ -85,7 +84,7 @@ async def one_model(name: str, served: Here) -> dict:
     return {
         "id": served.name,
         "object": "model",
-        "created": int(time.time()),
+        "created": served.loaded,
         "owned_by": "nanojaxgpt",
         "max_model_len": served.model.config.block_size,  # as vLLM says it
     }

@@ -37,6 +37,7 @@ class Served:
     run: RunFolder | None  # that the model comes from
     api_key: str | None = field(repr=False)
     max_tokens: int  # new ones of a request
+    loaded: int = field(default_factory=lambda: int(time.time()))  # when, in seconds since 1970
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the page's view that is computed
 
     @property
