@@ -306,7 +306,7 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"temperature": 2.1}, "temperature", "temperature: Input should be less than or equal to 2"),
         ({"max_tokens": 201}, "max_tokens", "200 at most"),
         ({"extra_body": {"top_k": True}}, "top_k", "a valid integer"),
-        ({"n": 128, "prompt": ["a"] * 3}, "n", "3 prompts times n=128 are more than 304"),
+        ({"n": 128, "prompt": ["a"] * 3}, "n", "3 prompts times n=128 are more than 128"),
         ({"stop": ["a"] * 5}, "stop", "at most 4 items"),
         ({"stop": ""}, "stop", "at least 1 character"),
         ({"prompt": []}, "prompt", "is empty"),
