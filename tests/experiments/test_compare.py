@@ -221,7 +221,7 @@ def test_damaged_results_are_refused_in_a_line(compared):
     whole = json.loads(experiment.path.read_text())
     whole["sets"] = {"gone": whole["sets"]["base"] | {"options": {"max_iters": 5}}}
     experiment.path.write_text(json.dumps(whole))
-    right = {f"ms is {x}" for x in ("a fraction", "2^31", "2^62", "null")}
+    right = {f"ms is {x}" for x in ("a fraction", "2^31", "null")}
     right |= {"timed is a long text", "timed is null", "runs is an empty list", "options is an empty object"}
     right |= {f"options.max_iters is {x}" for x in ("a negative number", "a huge integer", "2^31", "2^62")}
     right = {f"sets.gone.{x}" for x in right} | {"sets is an empty object", "without sets.gone"}
