@@ -316,7 +316,7 @@ def document_start(description: dict | None) -> int | None:
 
 
 class Entries(TypedDict, total=False):
-    """What a config.json or generation_config.json says of a tokenizer."""
+    """Holds the entries of a config.json or generation_config.json that concern a tokenizer."""
 
     eos_token_id: int | list[int] | None
     model_type: str | None

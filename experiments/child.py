@@ -1,4 +1,4 @@
-"""What the referee runs with a try's code: its training, or its model. It sees no text that judges it.
+"""Run a try's code for the referee, its training or its model, without sight of the text that judges it.
 
     python experiments/child.py CODE HIDDEN... -- train.py --out_dir=... ...
     python experiments/child.py CODE HIDDEN... -- model OUT_DIR asked.npz

@@ -42,7 +42,7 @@ from experiments.snapshot import ROOT, git
 from experiments.trial import last_line, start
 
 STATUS = {"record": 0, "none": 1, "refused": 3}
-# Of the files that train.py imports, a try may change these. Those that read data and save are the base's.
+# A try may change these of the files that train.py imports, but not those that read data, save or measure.
 MAY_CHANGE = ("model.py", "fast.py", "variants.py", "training/*.py", "config/[!_o]*.py")
 # Options that say what is measured, or that start from something learned.
 MEASURED = ("seed", "dataset", "block_size", "vocab_size", "init_from", "max_iters", "eval_iters", "sampling")

@@ -76,9 +76,8 @@ def named_tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
         if family.model_type == "gpt2" and array.ndim == 2 and ".h." in name:
             array = array.T  # theirs are (in, out), as ours
         heads = {"q_proj": config.n_head, "k_proj": config.kv_heads}.get(name.split(".")[-2])
-        if (
-            family.model_type == "llama" and heads
-        ):  # llama.cpp pairs neighbours, where transformers pairs halves
+        if family.model_type == "llama" and heads:
+            # llama.cpp rotates neighbours, where transformers rotates a head's two halves.
             halves = array.reshape(heads, 2, -1, array.shape[-1])
             array = halves.swapaxes(1, 2).reshape(array.shape)
         found[names.get_name(name, (".weight", ".bias"))] = array
@@ -149,7 +148,7 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
         "bos_token_id": ids["bos_token_id"],
         "eos_token_id": ends[0],
         "eot_token_id": ends[-1],
-        "add_bos_token": tokens[int(encoded[0])] in special,
+        "add_bos_token": types[int(encoded[0])] == CONTROL,
         "chat_template": uses.get("chat_template"),
     }
     return {name: value for name, value in found.items() if value is not None}

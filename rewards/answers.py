@@ -76,7 +76,7 @@ class Sampler:
 
         while waiting or not engine.idle:
             rows = [waiting.pop() for _ in range(min(engine.free, len(waiting)))]
-            # Of rows with the same prompt the first is prefilled, and the others copy what it has cached.
+            # Only the first row with a prompt is prefilled. The others copy what it has cached.
             first = {prompts[row].tobytes(): row for row in reversed(rows)}
             slot_of = {prompt: add(row) for prompt, row in first.items()}
             while engine.unread:  # all at once, for otherwise each prefill draws only one token of the others

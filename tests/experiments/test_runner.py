@@ -68,7 +68,7 @@ EVALUATED = '{{"iter": {}, "train/loss": 3.0, "val/loss": 2.0}}\n'
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"val/loss": 1}', EVALUATED.format('"6"'), EVALUATED.format(4)])
 def test_metrics_that_are_damaged_or_lack_the_last_evaluation_are_no_result(experiment, tmp_path, text):
-    """Of six iterations."""
+    """Each of these runs has six iterations."""
     task = Task("slow", experiment.sets["slow"], 1, tmp_path)
     (tmp_path / "metrics.jsonl").write_text(EVALUATED.format(6))
     assert result_of(task, 0).val == 2.0

@@ -22,7 +22,7 @@ def changed(a: Snapshot, b: Snapshot) -> set[str]:
 
 
 def test_code_is_the_same_while_train_py_is_the_same_program(clone):
-    """Of a folder in the working tree, which .gitignore does not name: a copy has no earlier copies."""
+    """The copies lie in the working tree, and .gitignore does not name them: a copy has no earlier copies."""
     folder = clone / "mine" / "code"
     first = take("", folder)
     edit(clone / "model.py", "import math\n", "import math  # for its functions\n\n")

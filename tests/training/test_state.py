@@ -1,4 +1,4 @@
-"""What options describe: a model's shape, and how the device computes it: dtype, kernel, loop, chunks."""
+"""Options describe a model's shape, and how a device computes it: dtype, kernel, loop, chunks."""
 
 from dataclasses import replace
 
