@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter
 from scipy import stats
 
 from common.command_line import Fraction, NonNegative, NonNegativeInt, Seed, matching
-from common.files import refusing
+from common.files import refusing, write_whole
 from experiments.record import STRICT
 from experiments.report import save_svg
 from experiments.runner import Equal
@@ -89,9 +89,8 @@ def read(path: Path) -> list[Receipt]:
         return found
 
 
-def append(path: Path, receipt: Receipt) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(receipt)) + "\n")
+def write(path: Path, ledger: list[Receipt]) -> None:
+    write_whole(path, "".join(json.dumps(asdict(receipt)) + "\n" for receipt in ledger))
 
 
 def latest_record(ledger: list[Receipt]) -> Receipt:

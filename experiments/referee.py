@@ -142,6 +142,7 @@ class Referee:
     def __init__(self, options: RefereeOptions, race: Race):
         self.race, self.jobs, self.out = race, options.jobs, Path(options.out).resolve()
         self.path = Path(options.ledger, "ledger.jsonl").resolve()
+        self.results = self.out / f"results-{options.jobs}"  # as many at once take as long
         self.receipts = ledger.read(self.path)
 
     def attempt(self, words: list[str], why: str) -> Receipt:
@@ -180,7 +181,7 @@ class Referee:
 
     def add(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
-        ledger.append(self.path, receipt)
+        ledger.write(self.path, self.receipts)
 
     def cut_text(self) -> "Texts":
         words = [word for word in shlex.split(self.race.base) if not re.fullmatch(COMMIT, word)]
@@ -216,7 +217,7 @@ class Referee:
             write_whole(kept[task.folder], json.dumps(asdict(run)))
 
         folders = {seed: self.out / "runs" / f"{variant.mark}.seed-{seed}" for seed in seeds}
-        kept = {folder: self.out / "results" / f"{folder.name}.json" for folder in folders.values()}
+        kept = {folder: self.results / f"{folder.name}.json" for folder in folders.values()}
         tasks = [WatchedTask(variant.code.name, variant, *each, texts.hidden) for each in folders.items()]
         due: list[Task] = [task for task in tasks if not kept[task.folder].exists()]
         for task in due:  # a run that goes on would have its last part timed alone
@@ -231,7 +232,7 @@ class Referee:
         """Train the first run of a try again. Raises UserError if its loss is not the same to the bit."""
         texts, before = self.cut_text(), receipt.ours[0]
         variant = Variant(read_variants({"try": receipt.words}, self.out)["try"].code, receipt.options)
-        (self.out / "results" / f"{variant.mark}.seed-{before.seed}.json").unlink(missing_ok=True)
+        (self.results / f"{variant.mark}.seed-{before.seed}.json").unlink(missing_ok=True)
         (after,) = self.runs(variant, range(before.seed, before.seed + 1), texts)
         if after.val != before.val:
             raise UserError(f"try {receipt.number}, seed {before.seed}: {after.val}, but it was {before.val}")

@@ -96,8 +96,7 @@ def test_a_receipt_is_judged_again_from_its_losses():
 def test_a_ledger_is_read_as_it_was_written_and_a_changed_one_is_refused(tmp_path):
     path, receipts = tmp_path / "ledger.jsonl", [receipt_of([-0.1, 0.2], number) for number in (0, 1)]
     receipts[0] = replace(receipts[0], verdict="record")
-    for receipt in receipts:
-        ledger.append(path, receipt)
+    ledger.write(path, receipts)
     assert ledger.read(path) == receipts and ledger.read(tmp_path / "none") == []
     lines = path.read_text().splitlines()
     for text in (lines[1], lines[0] + "\n{", lines[0].replace('"seed": 0', '"seed": "0"'), "[]"):
