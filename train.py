@@ -21,7 +21,7 @@ from parallel.machines import on_devices, reuse_freed_memory
 from runs.checkpoint import saved_options
 from runs.loop import NextToken, run_loop
 from runs.process import locked, stop_signals
-from runs.start import open_run, shape_of_weights, starting_state
+from runs.start import open_run, shape_of_weights, starting_state, warn_of_hours
 from training.evaluation import make_evaluate
 from training.step import compile_step
 
@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
     options = parse_options(argv, shape_of_weights, saved_options)
     with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         run = open_run(options)
+        warn_of_hours(run)
         with stop_signals() as stop_asked:
             state, manifest = starting_state(run)
             evaluate = make_evaluate(run.options, run.dataset, state.model)

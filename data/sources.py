@@ -56,25 +56,38 @@ class Hub:
 
 
 class Files:
-    """The user's own files, by paths or globs. Raises UserError for none, and for another kind of file."""
+    """The user's own files, by paths, folders or globs. Raises UserError for none, and for another kind."""
 
     def __init__(self, patterns: list[str], column: str = "text"):
         self.paths, self.column = [], column  # of Parquet files
         for pattern in patterns:
-            found = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
+            if Path(pattern).is_dir():
+                found = [str(path) for path in Path(pattern).rglob("*") if path.suffix.lower() in READERS]
+            else:
+                found = [pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True)
             if not found:
-                raise UserError(f"--source={pattern}: no such file")
-            self.paths += found
+                raise UserError(f"--source={pattern}: no such file, nor a folder with {', '.join(READERS)}")
+            self.paths += sorted(found)
         for path in self.paths:
             if Path(path).suffix.lower() not in READERS:
-                kinds = f"a file that ends in {', '.join(READERS)}"
-                raise UserError(f"{path}: expected {kinds}, or those of a folder, as in <folder>/*.txt")
+                raise UserError(f"{path}: expected a file that ends in {', '.join(READERS)}, or a folder")
 
     def __str__(self) -> str:
         return " ".join(self.paths)
 
     def fingerprint(self) -> list:
         return [[str(Path(path).resolve()), Path(path).stat().st_size] for path in self.paths]
+
+    def size(self) -> int:
+        """Return the bytes of all files."""
+        return sum(Path(path).stat().st_size for path in self.paths)
+
+    def single_text(self) -> str | None:
+        """Return the text of a single .txt file with one document; None for other sources."""
+        if len(self.paths) > 1 or Path(self.paths[0]).suffix.lower() != ".txt":
+            return None
+        text = decode_text(Path(self.paths[0]).read_bytes(), self.paths[0])
+        return None if SEPARATOR.decode() in map(str.strip, text.splitlines()) else text
 
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
         first, start = position or (0, None)  # the number of the file to go on with, and the position in it

@@ -1,7 +1,7 @@
 """Train byte pairs (docs/book/01-tokens.md) on your own documents, with the tokens of a conversation.
 
-    python data/train_tokenizer.py --source='mine/*.txt' --vocab_size=2048 --to=data/mine
-    python data/prepare.py --source='mine/*.txt' --tokenizer=data/mine --to=data/mine
+    python data/train_tokenizer.py --source=mine.txt --vocab_size=512 --to=my-tokenizer
+    python data/prepare.py --source=mine.txt --tokenizer=my-tokenizer --to=data/my_text
 
 transformers' AutoTokenizer reads the folder, with its chat template, and so does every --tokenizer here. The
 text is cut as for GPT-2, and `tokenizers` merges; this file only says which tokens have a meaning.
@@ -35,7 +35,7 @@ class TrainTokenizerOptions:
     program: ClassVar[str] = "data/train_tokenizer.py"
     purpose: ClassVar[str] = "Train a byte-pair tokenizer on documents."
 
-    source: Name | None = None  # files or globs, with commas between them, as of data/prepare.py
+    source: Name | None = None  # files, folders or globs, with commas between them, as of data/prepare.py
     to: Name | None = None  # folder of the tokenizer
     vocab_size: Annotated[int, Field(ge=259, le=2**20)] = 2048  # 256 bytes, 3 special tokens, and the merges
     limit: Count | None = None  # only the first so many documents
@@ -46,6 +46,8 @@ def main(argv: list[str]) -> None:
     if options.source is None or options.to is None:
         raise UserError("--source=<files> and --to=<folder> are needed; see --help")
     source, folder = Files(options.source.split(",")), Path(options.to)
+    if (folder / "meta.json").exists():
+        raise UserError(f"--to={folder}: this folder holds a data set: give the tokenizer another")
     first = next(texts(source, options.limit), None)
     if first is None:
         raise UserError(f'{source}: no documents: in .jsonl each is a line with a string under "text"')

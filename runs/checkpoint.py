@@ -6,6 +6,7 @@ beside them has a checksum of each. A LoRA run stores its adapters; the manifest
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Generator
@@ -34,12 +35,14 @@ from data.dataset import Split, dataset_dir
 from data.tokenizer import check_description, same_tokens
 from model import GPT, leaf_name
 from parallel.machines import on_process_0
+from training.compute import probe
 from training.lora import partition_trainable
 from training.state import TrainState
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
 FORMAT = 6
+ROUNDING = 0.02  # what a `probe` may differ between devices, whose products may have operands of 8 bits
 
 
 class Score(NamedTuple):
@@ -78,7 +81,9 @@ class Manifest:
     # The base model of adapters; None without them.
     base: Annotated[dict[Literal["init_from", "fingerprint"], str], Field(min_length=2)] | None = None
     sha256: dict[Split, str] = field(default_factory=dict)  # of the text that the run has learned, if known
-    # Checksums belong to the saved arrays, by item and name.
+    # These belong to the saved arrays: the loss of training/compute.py's `probe`, if finite, which shows a
+    # change of the model's code, and checksums by item and name.
+    probe: FiniteFloat | None = field(default=None, compare=False)
     checksums: dict[str, dict[str, int]] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -265,7 +270,12 @@ class Checkpoints:
             return
         model = arrays_by_name(partition_trainable(state.model)[0])
         optimizer = arrays_by_name((state.opt_state, state.step))
-        manifest = replace(manifest, checksums=checksums({"model": model, "optimizer": optimizer}))
+        probed = float(probe(state.model))
+        manifest = replace(
+            manifest,
+            probe=probed if math.isfinite(probed) else None,
+            checksums=checksums({"model": model, "optimizer": optimizer}),
+        )
         if not self.shared:
             model, optimizer = process_allgather((model, optimizer), tiled=True)
             if jax.process_index() > 0:
@@ -307,7 +317,12 @@ class Checkpoints:
 
     def restore_model(self, iteration: int, model: GPT, base: GPT | None = None) -> GPT:
         weights, none = partition_trainable(model)
-        return eqx.combine(self._restore(iteration, model=weights)["model"], base or none)
+        model = eqx.combine(self._restore(iteration, model=weights)["model"], base or none)
+        before, now = self.manifest(iteration).probe, float(probe(model))
+        if before is not None and not math.isclose(before, now, rel_tol=ROUNDING):
+            what = f"{self.folder / str(iteration)}: the model's code has changed since it was saved"
+            print(f"note: {what}: a loss of {now:.3f} instead of {before:.3f}", file=sys.stderr)
+        return model
 
     def _restore(self, iteration: int, **trees) -> dict:
         """Restore arrays by their trees' names. Raises Damaged, UserError, or OSError for a read error."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 
+from common.devices import count_cpus
 from common.errors import UserError
 from config.options import RESUMING, SHAPE, Options
 from data.dataset import Dataset, Meta, prepare_if_missing
@@ -21,6 +22,7 @@ from parallel.machines import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from runs.checkpoint import Checkpoints, Damaged, Manifest, latest_manifest
 from runs.load import fingerprint, is_run, lasting, load_base, load_weights
+from runs.metrics import flops_per_token
 from training.compute import choose_how
 from training.lora import without_adapters
 from training.state import (
@@ -31,6 +33,8 @@ from training.state import (
     shape_options,
     state_shapes,
 )
+
+CPU = 25e9  # FLOP/s of a core, about: the quickstart's on an EPYC without bfloat16
 
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
@@ -78,8 +82,21 @@ def open_run(options: Options) -> Run:
     trained = sum(size for name, size in sizes.items() if "lora_" in name)
     adapters = f", of which {trained:,} are trained," if trained else ""
     how = f"on {jax.devices()[0].device_kind}, products in {choose_how(options, config).dtype}"
-    print(f"{sum(sizes.values()):,} parameters{adapters} {how}")
+    text = f"{len(dataset.tokens('train').ids):,} tokens of {options.dataset}"
+    print(f"{sum(sizes.values()):,} parameters{adapters} {how}, and {text}")
     return Run(options, checkpoints, resuming, dataset, config, shapes)
+
+
+def warn_of_hours(run: Run) -> None:
+    """Say so before a CPU begins a run of many hours."""
+    options, device = run.options, jax.devices()[0]
+    flops = flops_per_token(run.config, options.block_size) * options.tokens_per_step * options.max_iters
+    hours = flops / (CPU * count_cpus()) / 3600
+    if device.platform == "cpu" and hours > 3:
+        advice = "config/my_text.py and config/quickstart.py have models for a CPU"
+        print(
+            f"note: {options.max_iters:,} steps may take {hours:,.0f} hours here: {advice}", file=sys.stderr
+        )
 
 
 def open_dataset(options: Options) -> Dataset:

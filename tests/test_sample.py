@@ -14,6 +14,7 @@ import pytest
 import sample
 from config.options import Options
 from data.tokenizer import CharTokenizer
+from fast import FastGPT
 from runs.checkpoint import Manifest
 from runs.load import load_model
 from tests.helpers import refusal, save_overfitted, save_run
@@ -207,3 +208,12 @@ def test_a_tokenizer_of_another_model_is_one_line(tmp_path):
     run = save_random(tmp_path, vocab_size=5)
     assert "that is not of the model's 5" in error(f"--out_dir={run}", "--start=j", "--device=cpu")
     sample.main([f"--out_dir={run}", "--start=R", "--device=cpu", "--max_new_tokens=3", "--num_samples=1"])
+
+
+def test_a_change_of_the_models_code_is_told_and_another_dtype_is_none(write, monkeypatch):
+    assert "note:" not in write(dtype="bfloat16")[1]
+    monkeypatch.setattr(FastGPT, "lookup", lambda self, tokens: 4 * self.wte[tokens])
+    jax.clear_caches()
+    assert "the model's code has changed since it was saved: a loss of" in write()[1]
+    monkeypatch.undo()
+    jax.clear_caches()

@@ -4,6 +4,10 @@ import os
 import re
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
 from common.devices import cpu_flags
 from common.errors import UserError
 from config.options import Options
@@ -81,3 +85,10 @@ def multiplies_bfloat16() -> bool:
 def for_inference(model: GPT, dtype: str = "auto") -> GPT:
     """Return a model that is done with training as the device computes it fastest."""
     return rounded(faster(model, choose_how(replace(Options(), dtype=dtype), model.config)))
+
+
+@jax.jit
+def probe(model: GPT) -> Float[Array, ""]:
+    """Compute the loss of a row of arbitrary tokens, the same on each device but for rounding."""
+    row = jnp.arange(min(model.config.block_size, 32) + 1)[None] * 7919 % model.config.vocab_size  # a prime
+    return faster(model, How(unroll=1)).loss(row[:, :-1], row[:, 1:])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from data import documents, sources
+from data import documents, sources, train_tokenizer
 from data.dataset import Batches, Dataset, load_meta
 from data.documents import begin_tokenizing, write_documents
 from data.prepare import prepare
@@ -208,6 +208,30 @@ def test_a_split_without_documents_is_refused_and_leaves_nothing(tmp_path, write
         says = refusal(write, paths=[tmp_path / "two.txt"], val_fraction=fraction)
         assert re.search("two.txt: 2 documents.* leave none .*--val_fraction", says)
         assert not (tmp_path / "set").exists()
+
+
+def test_the_last_tenth_of_a_single_text_validates_and_a_tenth_of_few_documents(tmp_path, tokenizer_json):
+    text = "".join(TEXTS)
+    (tmp_path / "mine.txt").write_text(text)
+    (tmp_path / "few.txt").write_text("<|endoftext|>\n".join(TEXTS))
+    folders = {name: tmp_path / name.partition(".")[0] for name in ("mine.txt", "few.txt")}
+    for name, to in folders.items():
+        words = [f"--source={tmp_path / name}", f"--to={to}", f"--tokenizer={tokenizer_json}"]
+        prepare([*words, "--num_proc=1"])
+    tokenizer, cut = load_tokenizer(str(tokenizer_json)), int(0.9 * len(text))
+    for split, part in (("train", text[:cut]), ("val", text[cut:])):
+        assert tokenizer.decode(tokens(folders["mine.txt"], split)) == part
+    assert 20 < len(stories(folders["few.txt"], "val")) < 60  # of 400, by their hashes
+    assert stories(folders["few.txt"]) == sorted(TEXTS)
+
+
+def test_a_folder_holds_a_tokenizer_or_a_data_set(tmp_path, source, tokenizer_json):
+    words = [f"--source={source.paths[0]}", f"--to={tokenizer_json.parent}"]
+    says = refusal(prepare, [*words, f"--tokenizer={tokenizer_json}"])
+    assert says.endswith("holds a tokenizer: give the data set another")
+    (tmp_path / "meta.json").touch()
+    words = [f"--source={source.paths[0]}", f"--to={tmp_path}"]
+    assert refusal(train_tokenizer.main, words).endswith("holds a data set: give the tokenizer another")
 
 
 def test_a_tokenizer_without_end_of_text_is_refused(tmp_path, write, tokenizer_json):

@@ -157,11 +157,17 @@ def test_a_pattern_without_files_and_a_file_of_another_kind_are_named(tmp_path):
     with pytest.raises(UserError, match=r"--source=.*\*\.jsonl: no such file"):
         Files([str(tmp_path / "*.jsonl")])
     (tmp_path / "mine.pdf").touch()
-    for path in (tmp_path / "mine.pdf", tmp_path):
-        said = refusal(Files, [str(path)])
-        assert said.startswith(
-            f"{path}: expected a file that ends in .jsonl, .parquet, .txt, or those of a folder"
-        )
+    says = f"{tmp_path}/mine.pdf: expected a file that ends in .jsonl, .parquet, .txt, or a folder"
+    assert refusal(Files, [str(tmp_path / "mine.pdf")]) == says
+    assert "no such file, nor a folder with .jsonl" in refusal(Files, [str(tmp_path)])
+
+
+def test_a_folder_has_the_files_below_it_in_order(tmp_path):
+    for folder, k in (("b", 1), ("a", 0)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, ".txt", TEXTS[10 * k : 10 * k + 10])
+    (tmp_path / "cover.png").touch()
+    assert texts(Files([str(tmp_path)])) == TEXTS[:20]
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and not Parquet", None])
