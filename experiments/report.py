@@ -103,8 +103,8 @@ def sentence(record: Record, label: str) -> str:
         theirs, ours = found.diverged
         return f"{label}: no gain, {ours} of its runs and {theirs} of {base} diverged, {ending}"
     if found.verdict != "none":
-        least = ", the least that these seeds can give" if found.p <= 2.01 / 2**n else ""
-        return f"{label} {found.verdict} by {size} (p = {found.p:.2g}{least}), {ending}"
+        p = f" (p = {found.p:.2g})" if n >= 6 else ""  # of fewer seeds, it is above 0.05 whatever they find
+        return f"{label} {found.verdict} by {size}{p}, {ending}"
     if n and not any(found.pairs):
         return f"{label}: nothing changes, each seed ends with the same loss, {ending}"
     if not np.isfinite(found.half):

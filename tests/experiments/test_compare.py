@@ -79,13 +79,20 @@ def test_an_answer_is_a_sentence_a_table_and_a_status(compared, capfd):
     answer = json.loads(printed, parse_constant=pytest.fail)
     (change,), (words,) = answer["changes"], answer["words"]
     assert (change["change"], change["verdict"], change["looked"]) == (RATE, "helps", False)
-    least = "(p = 0.25, the least that these seeds can give)"
-    assert words.startswith(f"{RATE} helps by 0.0967 ± 0.0143 nats per token {least}")
+    assert words.startswith(f"{RATE} helps by 0.0967 ± 0.0143 nats per token, at equal steps")
     assert "takes 1.50 times as long" in words and answer["ms"] == {"base": 2.0, RATE: 3.0}
     assert answer["unit"] == "nats per token"
     assert "learning_rate: 0.01 becomes 0.02" in err and "training" not in err
     page = experiment.path.with_suffix(".md").read_text()
     assert words in page and f"| {RATE} | " in page
+
+
+def test_from_six_seeds_on_a_sentence_has_its_p(compared, capfd):
+    argv, experiment = compared
+    base = [2.0 + 0.01 * i for i in range(6)]
+    end(experiment, {"base": base, RATE: [x - 0.1 - 0.001 * i for i, x in enumerate(base)]})
+    assert main([*argv, "--seeds=6"]) == 0
+    assert "per token (p = 0.031), at equal steps" in capfd.readouterr().out  # 2 / 2^6
 
 
 @pytest.mark.parametrize(
