@@ -385,5 +385,5 @@ def test_any_damage_to_a_manifest_is_one_line(tmp_path):
     path.write_text(json.dumps(MANIFEST.to_json() | changes))
     assert read_manifest(tmp_path / "2").options.n_embd == 16
     # Some values may be others.
-    free = ("options", "vocab_size", "tokenizer", "to_beat", "base", "sha256", "score", "checksums")
+    free = ("options", "vocab_size", "tokenizer", "to_beat", "base", "sha256", "score", "probe", "checksums")
     assert_named(path, lambda: read_manifest(tmp_path / "2"), free, tmp_path / "2")
