@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
     options = parse_options(argv, shape_of_weights, saved_options)
     with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         run = open_run(options)
-        warn_of_hours(run)
+        if not options.eval_only:
+            warn_of_hours(run)
         with stop_signals() as stop_asked:
             state, manifest = starting_state(run)
             evaluate = make_evaluate(run.options, run.dataset, state.model)

@@ -59,7 +59,7 @@ class Metrics:
     def __init__(
         self, options: Options, start: int, config: GPTConfig, devices: int, evaluated: bool = False
     ):
-        self.options = options
+        self.options, self.start = options, start
         self.speed = Speed(options, config, devices)
         self.making_batch = self.speed.making_batch
         self.primary = jax.process_index() == 0
@@ -97,7 +97,8 @@ class Metrics:
         if iteration % self.options.log_interval == 0:
             values |= self.speed.figures()
             self.write({"iter": iteration, **values})
-            if time.perf_counter() >= self.shown + SHOW_EVERY:
+            # The first step has taken longer, so that it says nothing of the others.
+            if iteration > self.start and time.perf_counter() >= self.shown + SHOW_EVERY:
                 self.shown = time.perf_counter()
                 speed = f"{values['tokens_per_second']:,.0f} tokens/s, {values['ms']:.1f} ms/step"
                 left = f"{(self.options.max_iters - iteration) * values['ms'] / 60e3:.0f} min left"
