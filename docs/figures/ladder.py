@@ -41,15 +41,6 @@ def findings(names: dict[str, str]) -> str:
     return "\n".join(rows)
 
 
-def kept() -> str:
-    """Say which part of its gain alone a change has on top of the others, a column for each text."""
-    rows = [" " * 7 + "".join(f"{text:>13}" for text in TEXTS)]
-    for label in ("muon", "rope", "relu2", "qk_norm"):
-        pairs = [(differences(UP[text])[f"+ {label}"], differences(ALONE[text])[label]) for text in TEXTS]
-        rows.append(f"{label:7}" + "".join(f"{above.mean / alone.mean:13.2f}" for above, alone in pairs))
-    return "\n".join(rows)
-
-
 def draw_alone(axes) -> None:
     """Draw each change's mean difference from the first set, with its 95% interval, the best on top."""
     order: list[str] = []
