@@ -13,12 +13,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import export
 import train
@@ -38,14 +33,7 @@ from hub.export import plain, which_family, write_model, write_tokenizer
 from model import GPT, GPTConfig
 from runs.checkpoint import Manifest
 from runs.load import load_pretrained, load_run
-from tests.helpers import (
-    assert_same_bits,
-    contents,
-    refusal,
-    save_overfitted,
-    save_run,
-    slowly,
-)
+from tests.helpers import assert_same_bits, contents, refusal, save_overfitted, save_run, slowly
 from tests.models import large
 from tests.pretrained import END, PAD, START, TURN, save_llama
 from tests.reference import random_reference
@@ -73,7 +61,7 @@ SHAPES = {
     "qwen3": LLAMA | dict(qk_norm=True, head_dim=12),
 }
 RARE = ("gpt2, exact gelu", "gpt2, untied, relu2", "llama", "llama, tied", "llama, wide heads")
-RARE += ("gpt2, no biases", "llama, µP", "qwen2, window")
+RARE += ("gpt2, no biases", "llama, µP", "mistral", "qwen2", "qwen2, window")
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
 
 

@@ -13,7 +13,7 @@ import train
 from data.prepare import prepare
 from model import GPTConfig
 from runs.load import load_run
-from tests.helpers import losses, named_arrays, refusal
+from tests.helpers import flags, losses, named_arrays, refusal
 from tests.pretrained import END, START, library_tokenizer, save_gpt2, save_llama, save_tokenizer
 from tests.reference import as_gpt, gpt2, random_reference
 
@@ -36,7 +36,7 @@ def command_line(tiny_data, folder):
             out_dir=out, init_from=folder, dataset=tiny_data, device="cpu", mesh="data:1", batch_size=4,
             gradient_accumulation_steps=1, warmup_iters=0, eval_iters=2, unroll=1,
         )  # fmt: skip
-        return [f"--{name}={value}" for name, value in (options | changes).items()]
+        return flags(options, **changes)
 
     return line
 
@@ -98,21 +98,16 @@ def test_data_with_more_tokens_than_the_model_knows_are_refused(command_line, tm
     assert "has a vocabulary of 28 tokens, and the model one of 27" in text
 
 
-def test_sample_continues_as_generate_does_with_the_token_that_begins_a_text(tmp_path, capsys):
+def test_sample_continues_as_generate_does_without_the_token_that_begins_a_text(tmp_path, capsys):
+    """With it: the next test, and tools/serving/test_pretrained.py."""
     reference, tokenizer = save_llama(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    for special in (True, False):
-        ids = tokenizer("the other", return_tensors="pt", add_special_tokens=special).input_ids
-        with torch.no_grad():
-            found = reference.generate(ids, max_new_tokens=10, do_sample=False, eos_token_id=None)[0]
-        options = dict(
-            init_from=tmp_path, start="the other", temperature=0, num_samples=1, max_new_tokens=10,
-            device="cpu", add_special_tokens=special, prompt_logprobs=True,
-        )  # fmt: skip
-        sample.main([f"--{name}={value}" for name, value in options.items()])
-        logprobs, text, _ = capsys.readouterr().out.split(f"{sample.SEPARATOR}\n")
-        assert len(logprobs.splitlines()) == ids.shape[1] and ("'<s>'" in logprobs) == special
-        new = tokenizer.decode(found[ids.shape[1] :])
-        assert text == f"the other{new}\n"
+    ids = tokenizer("the other", return_tensors="pt", add_special_tokens=False).input_ids
+    with torch.no_grad():
+        found = reference.generate(ids, max_new_tokens=10, do_sample=False, eos_token_id=None)[0]
+    options = dict(init_from=tmp_path, start="the other", temperature=0, num_samples=1, max_new_tokens=10)
+    sample.main(flags(options, device="cpu", add_special_tokens=False))
+    new = tokenizer.decode(found[ids.shape[1] :])
+    assert capsys.readouterr().out == f"the other{new}\n{sample.SEPARATOR}\n"
 
 
 def test_sample_does_not_go_on_after_an_end_that_the_tokenizer_puts(tmp_path, capsys):
@@ -129,8 +124,7 @@ def prepare_documents(folder, tokenizer, n=60):
     texts = [f"the story of {i}: €\n" + "and the other\n" * (i % 5) for i in range(n)]
     source, to = folder / "source.jsonl", folder / "documents"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    options = dict(source=source, to=to, tokenizer=tokenizer, val_fraction=0.3, num_proc=1)
-    prepare([f"--{name}={value}" for name, value in options.items()])
+    prepare(flags(dict(source=source, to=to, tokenizer=tokenizer, val_fraction=0.3, num_proc=1)))
     return to, texts
 
 
@@ -156,7 +150,7 @@ def test_the_token_that_begins_documents_masks_them_and_has_no_bytes(tmp_path):
         batch_size=2, gradient_accumulation_steps=1, max_iters=1, eval_interval=1, eval_iters=1,
         document_mask=True,
     )  # fmt: skip
-    train.main([f"--{name}={value}" for name, value in options.items()])
+    train.main(flags(options))
     model, _, _ = load_run(str(tmp_path / "run"))
     assert model.config.document_start == START  # not [END], which is the last of its own document
     first = [START, 20, 30, END]

@@ -117,7 +117,7 @@ def packed_tokens():
     return tokens, documents
 
 
-@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("position", ["rope", *slowly("learned")])
 def test_a_document_in_a_packed_row_is_as_if_alone(position):
     model = large(replace(PACKED, position=position))
     tokens, documents = packed_tokens()

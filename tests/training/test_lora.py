@@ -178,12 +178,9 @@ def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimiz
 # --- meshes -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "variant, mesh",
-    [
-        ("gpt2", "fsdp:2,tensor:2"),
-        *slowly(("gpt2", "data:2,fsdp:2,tensor:2"), ("llama", "fsdp:8"), ("llama", "tensor:8")),
-    ],
+    "variant, mesh", [("gpt2", "data:2,fsdp:2,tensor:2"), ("llama", "fsdp:8"), ("llama", "tensor:8")]
 )
 def test_loss_gradients_and_fingerprint_are_those_of_one_device_on_every_mesh(variant, mesh):
     expected_loss, expected = on_one_device(adapted, VARIANTS[variant])

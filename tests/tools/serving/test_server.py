@@ -565,12 +565,3 @@ def test_a_run_is_followed_past_checkpoints_that_cannot_be_served(
     ids = served.tokenizer.encode("the " + choice["text"])[None]
     fresh = nll(forward(load_run(str(run), 15)[0], ids[:, :-1]), ids[:, 1:])[0, 3:]
     np.testing.assert_allclose(choice["logprobs"]["token_logprobs"], -fresh, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_a_mesh_answers_as_one_device_does(char_run):
-    settings = dict(model="chars", prompt="abc", max_tokens=50, seed=4, n=2)
-    one = Server(char_run, "--slots=2").client.completions.create(**settings)
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    two = Server(char_run, "--slots=2", "--mesh=tensor:2", **devices).client.completions.create(**settings)
-    assert [x.text for x in one.choices] == [x.text for x in two.choices]
