@@ -199,12 +199,11 @@ def test_a_smaller_block_size_leaves_out_the_last_positions(tmp_path):
     assert_logits(load(tmp_path, block_size=8), *logits(reference, T=8))
 
 
-@pytest.mark.parametrize("name, mesh", [("gpt2", "data:2,fsdp:2,tensor:2"), ("llama", "fsdp:8")])
-def test_weights_go_where_the_mesh_wants_them(name, mesh, tmp_path):
-    saved(name, tmp_path)
+def test_weights_go_where_the_mesh_wants_them(tmp_path):
+    saved("gpt2", tmp_path)
     expected, pretrained = load(tmp_path), open_pretrained(str(tmp_path))
     options = replace(Options(), **shape_options(pretrained.config))
-    with jax.set_mesh(make_mesh(mesh)):
+    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         shapes = state_shapes(model_config(options, options.vocab_size), options).model
         model = pretrained.load(shapes)
         for ours, target in zip(jax.tree.leaves(model), jax.tree.leaves(shapes), strict=True):

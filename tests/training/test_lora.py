@@ -151,28 +151,12 @@ def test_training_changes_the_adapters_alone_and_learns(optimizer):
     assert all((x != first[name]).any() for name, x in named_arrays(adapters).items())
 
 
-@pytest.mark.slow
-def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimized):
-    options = replace(GPT2, n_layer=4, n_embd=256)
-    config, steps = model_config(options, V), {}
-    for rank in (0, 4):
-        options = replace(options, lora_rank=rank)
-        state = create_state(config, options)
-        steps[rank] = compile_step(state, options)
-    parts = (*partition_trainable(state.model), state.opt_state)
-    adapters, frozen, moments = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in parts)
-    counters = sum(x.nbytes for x in jax.tree.leaves(state.opt_state) if x.ndim == 0)
-    assert moments == 2 * adapters + counters
-    assert adapters < frozen / 20
-
-    full, lora = (steps[rank].memory_analysis() for rank in (0, 4))
-    # Both keep the same for the backward pass; the rest is gradients: of all weights in float32, or of none.
-    assert full.temp_size_in_bytes - lora.temp_size_in_bytes > frozen
-
-    # Forward and backward are three products for every weight, without its gradient two. Of the adapters, of
-    # 4 / 256 to 4 / 1024 of the size, and attention, over 8 tokens, there is less than a tenth of that.
-    flops = {rank: steps[rank].cost_analysis()["flops"] for rank in steps}
-    assert flops[4] < 1.1 * 2 / 3 * flops[0]
+def test_the_base_has_no_moments():
+    """Nor gradients: tools/planning/test_program.py."""
+    state = create_state(model_config(GPT2, V), replace(GPT2, **LORA))
+    adapters, _ = partition_trainable(state.model)
+    moments = [x.nbytes for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert sum(moments) == 2 * sum(x.nbytes for x in jax.tree.leaves(adapters))
 
 
 # --- meshes -------------------------------------------------------------------------------------------------
