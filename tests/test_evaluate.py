@@ -20,7 +20,6 @@ import torch
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 import evaluate
-import train
 from config.options import Options
 from data.dataset import Dataset
 from data.prepare import prepare
@@ -117,17 +116,6 @@ def test_the_loss_is_that_of_each_token_from_its_own_context(result, nats_of_tok
     assert found["tokens"] == N_VAL - 1
     assert found["loss"] == pytest.approx(nats / (N_VAL - 1), rel=FLOAT32_ROUNDING)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-
-
-def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, dataset, capsys):
-    train.main(
-        [f"--out_dir={run}", "--init_from=resume", "--eval_only=True", "--eval_iters=-1", "--mesh=data:1"]
-        + ["--mlp=gelu", "--bias=True", "--n_layer=3", "--n_head=4", "--n_embd=48", f"--block_size={T}"]
-        + [f"--dataset={dataset}", "--device=cpu"]
-    )
-    printed = capsys.readouterr().out
-    for split in ("train", "val"):
-        assert f"{split} loss {result(stride=T, split=split)['loss']:.4f}" in printed
 
 
 @pytest.mark.parametrize("option", ["mesh=data:2,fsdp:2,tensor:2", "batch_size=3", "batch_size=100"])

@@ -22,12 +22,9 @@ from config.options import Options
 from data.conversations import Renderer
 from data.tokenizer import (
     CharTokenizer,
-    JsonTokenizer,
     TiktokenTokenizer,
-    end_of_text,
     from_json,
     read_tokenizer,
-    same_tokens,
 )
 from hub.export import plain, which_family, write_model, write_tokenizer
 from model import GPT, GPTConfig
@@ -215,17 +212,6 @@ def test_gpt2s_tokenizer_goes_along(tmp_path):
     text = "Hello, wörld: 1234 don't  \n\n\tstop €😀 <|endoftext|> again"
     assert theirs.encode(text) == tokenizer.encode(text).tolist()
     assert theirs.eos_token_id == AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 50256
-
-
-@pytest.mark.parametrize("family", ["llama", *slowly("gpt2")])
-def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, family):
-    tokenizer = JsonTokenizer(tokenizer_json.read_text())
-    options = replace(TINY, n_embd=8, vocab_size=tokenizer.vocab_size, **SHAPES[family])
-    folder = run_export(a_run(tmp_path / "run", options, tokenizer=tokenizer.description), tmp_path / "to")
-    text = "the other\twörld €😀 <|endoftext|>"
-    assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text).tolist()
-    _, description = load_pretrained(str(folder))
-    assert same_tokens(description, tokenizer.description) and end_of_text(description) == 0
 
 
 # --- its tokens and its chats -----------------------------------------------------------------------------

@@ -79,21 +79,6 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots, n):
     assert [len(tokens) for tokens in made] == [one.max_new_tokens for one in requests]
 
 
-@pytest.mark.parametrize("P", [7, *slowly(1, S)])
-def test_requests_with_one_prompt_may_prefill_it_once(model, P):
-    requests = [replace(request(seed), prompt=np.arange(P, dtype=np.int32)) for seed in range(4)]
-    engine, made = Engine(model, 4), [[] for _ in requests]
-    engine.add(requests[0])
-    while engine.unread:
-        engine.step(0)
-    for one in requests[1:]:
-        engine.add(one, like=0)
-    assert not engine.unread
-    for piece in pieces(engine):
-        made[piece.slot] += piece.tokens.tolist()
-    assert made == [alone(model, one) for one in requests]
-
-
 @pytest.fixture(scope="module")
 def long_model():
     """Room for 150 tokens: attention reads 37, 75, 112 or all of them, and prompts are read by 16 or 75."""
@@ -182,12 +167,6 @@ def test_slots_that_are_freed_are_used_again(model):
     assert together(engine, [request(8)]) == [alone(model, request(8))]
 
 
-def test_a_stop_token_is_the_last(model):
-    whole = alone(model, request(4, max_new_tokens=60))
-    stop = whole[30]
-    assert alone(model, request(4, max_new_tokens=60, stop=(stop,))) == whole[: whole.index(stop) + 1]
-
-
 @pytest.mark.parametrize("shape", [{}, *slowly(MODERN | dict(mup_base_width=8))])
 def test_it_says_how_likely_tokens_are(shape):
     """The model's own logits decide them, for the prompt and the new tokens, before any penalty."""
@@ -229,15 +208,6 @@ def test_documents_are_as_likely_as_training_has_them(shape):
         for tokens, chosen in told.values():
             assert (tokens[1:] == 0).any()
             np.testing.assert_allclose(-np.concatenate(chosen), nats(model, tokens), atol=1e-4)
-
-
-def test_a_prompt_may_be_read_without_drawing(model):
-    engine = Engine(model, 1)
-    for P in (1, 2, S):
-        engine.add(Request(np.zeros(P, np.int32), jax.random.key(0), 0, prompt_logprobs=True))
-        made = list(pieces(engine))
-        assert sum(len(piece.prompt.chosen) for piece in made if piece.prompt is not None) == P - 1
-        assert [piece.finished for piece in made] == [False] * (len(made) - 1) + [True]
 
 
 @pytest.mark.slow

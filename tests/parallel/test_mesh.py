@@ -16,7 +16,7 @@ from training.step import compile_step
 SMALL = replace(
     Options(),
     **dict(n_layer=2, n_head=2, n_embd=16, block_size=8, batch_size=2, gradient_accumulation_steps=2),
-    dropout=0.1,
+    **dict(dropout=0.1, unroll=1),
 )
 
 
