@@ -78,10 +78,6 @@ def test_each_sample_is_the_prompt_and_so_many_tokens_of_the_vocabulary(write):
     assert notices == ""
 
 
-def test_a_sample_does_not_depend_on_how_many_are_drawn(write):
-    assert write(num_samples=1)[0] == write(num_samples=2)[0][:1]
-
-
 def test_the_file_of_a_prompt_is_read_as_the_text_of_a_data_set_is(write, run, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_bytes(b"\xef\xbb\xbfROMEO:\r\n")
