@@ -229,20 +229,17 @@ def wordless(dataset, tmp_path):
     return folder
 
 
-def test_tokens_that_are_not_text_have_a_loss_only(reference, wordless, tmp_path, result, capsys):
-    run = save_reference(tmp_path / "run", reference, wordless, tokenizer=None)
-    found = result(out_dir=run)
-    assert "no bits per byte" in capsys.readouterr().out
-    assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
-
-
 # --- bad requests -----------------------------------------------------------------------------------------
 
 
-def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, reference, wordless, tmp_path):
+def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(
+    result, reference, wordless, tmp_path, capsys
+):
+    """Tokens that are not text have a loss only."""
     reference.save_pretrained(base := tmp_path / "base")  # it has no tokenizer either
     found = result(init_from=base, dataset=wordless)
-    assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
+    assert "no bits per byte" in capsys.readouterr().out and found["bits_per_byte"] is None
+    assert found["loss"] == result()["loss"]
     assert "says nothing of a data set: give one with --dataset" in error(f"--init_from={base}")
 
 

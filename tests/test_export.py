@@ -34,6 +34,7 @@ from tests.helpers import assert_same_bits, contents, refusal, save_overfitted, 
 from tests.models import large
 from tests.pretrained import END, PAD, START, TURN, save_llama
 from tests.reference import random_reference
+from tests.test_fast import Halved
 from training.state import create_state, create_state_around, model_config
 
 prepare_text = importlib.import_module("data.shakespeare.prepare").main
@@ -130,15 +131,6 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
 def test_another_shape_names_the_options_in_the_way(shape, says):
     text = refusal(which_family, model_config(replace(TINY, **shape), 65))
     assert all(words in text for words in says)
-
-
-class Halved(eqx.Module):
-    """A layer of a user's own, without arrays."""
-
-    wrapped: eqx.Module
-
-    def __call__(self, x, *rest):
-        return 0.5 * self.wrapped(x, *rest)
 
 
 def test_a_layer_that_other_programs_lack_is_not_left_out():
