@@ -10,6 +10,7 @@ from docs.pages import BOOK, DOCS, IMAGE, LINK, ROOT, anchors, fences, pages, pr
 IMAGES = DOCS / "images"
 FIGURES = {path.stem for path in (DOCS / "figures").glob("[a-z]*.py")}
 CODE = {"python", "javascript"}
+ALL = 47_500  # words of all pages: a weekend
 
 
 def name(path: Path) -> str:
@@ -68,3 +69,7 @@ def test_fences_and_folds_are_closed_and_fences_say_their_language(page):
     if BOOK in page.parents:
         assert {fence.language for fence in fences(text)} <= CODE | {"pycon", "console", "text"}
         assert all(fence.mark for fence in fences(text) if fence.language in CODE), "code is quoted"
+
+
+def test_all_pages_together_are_a_weekends_reading():
+    assert sum(len(page.read_text().split()) for page in (*pages(), ROOT / "CONTRIBUTING.md")) <= ALL
