@@ -25,7 +25,15 @@ from tests.helpers import slowly
 from tools.cloud.options import LaunchOptions
 
 SLOW = "slow"  # the mark of a fence that the gate does not run
-LONG = ("00-from-scratch", "08-ladder", "12-pipelines", "15-inside", "20-where-to-go-on")  # to run
+LONG = (
+    "00-from-scratch",
+    "03-block",
+    "06-step",
+    "08-ladder",
+    "12-pipelines",
+    "15-inside",
+    "20-where-to-go-on",
+)  # to run
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -36,9 +36,12 @@ def functions(documents: bool, window: int | None, C: int, how: How):
 @pytest.mark.parametrize(
     "documents, window, mesh",
     [
-        (False, 10**6, "data:2,fsdp:2,tensor:2"),
         (True, 50, "data:2,fsdp:2,tensor:2"),
-        *slowly((False, None, None), (True, None, "data:2,fsdp:2,tensor:2")),
+        *slowly(
+            (False, 10**6, "data:2,fsdp:2,tensor:2"),
+            (False, None, None),
+            (True, None, "data:2,fsdp:2,tensor:2"),
+        ),
     ],
 )
 @pytest.mark.parametrize("kernel", ["splash", "cudnn"])
@@ -53,6 +56,7 @@ def test_a_kernel_computes_what_einsum_does_and_its_gradient(kernel, documents, 
         assert distance(one, other) < FLOAT32_ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["splash", "cudnn"])
 def test_each_device_computes_its_own_rows_and_heads_and_sends_nothing(kernel, optimized):
     q, k, v = (jnp.zeros((B, n, T, C)) for n in (H, K, K))

@@ -138,6 +138,7 @@ def collectives(mesh, microbatches=1):
     return list(found.values())
 
 
+@pytest.mark.slow
 def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients():
     found = collectives("fsdp:8")
     D, F = 64, 192

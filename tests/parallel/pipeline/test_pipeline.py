@@ -91,6 +91,7 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
     assert_close(found, expected, ROUNDING)
 
 
+@pytest.mark.slow
 def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers():
     options = replace(LLAMA, **INTERLEAVED, batch_size=B)
     x, y = random_batch(options, V)[:, 0]
