@@ -117,6 +117,7 @@ LOSSES = [4.23648643, 3.8999896, 3.70190167, 3.60651398, 3.34646034]
 LOSSES += [3.21706247, 2.9757843, 2.73338366, 2.5263052, 2.27463388]
 
 
+@pytest.mark.slow
 def test_ten_losses_are_those_of_every_machine(tmp_path, capsys, device="cpu"):
     """About 100 operations in a row are rounded to 2^-24, products of 200 terms: sqrt(100 * 200) times that.
 

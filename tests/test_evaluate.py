@@ -20,7 +20,6 @@ import torch
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 import evaluate
-import train
 from config.options import Options
 from data.dataset import Dataset
 from data.prepare import prepare
@@ -117,17 +116,6 @@ def test_the_loss_is_that_of_each_token_from_its_own_context(result, nats_of_tok
     assert found["tokens"] == N_VAL - 1
     assert found["loss"] == pytest.approx(nats / (N_VAL - 1), rel=FLOAT32_ROUNDING)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
-
-
-def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, dataset, capsys):
-    train.main(
-        [f"--out_dir={run}", "--init_from=resume", "--eval_only=True", "--eval_iters=-1", "--mesh=data:1"]
-        + ["--mlp=gelu", "--bias=True", "--n_layer=3", "--n_head=4", "--n_embd=48", f"--block_size={T}"]
-        + [f"--dataset={dataset}", "--device=cpu"]
-    )
-    printed = capsys.readouterr().out
-    for split in ("train", "val"):
-        assert f"{split} loss {result(stride=T, split=split)['loss']:.4f}" in printed
 
 
 @pytest.mark.parametrize("option", ["mesh=data:2,fsdp:2,tensor:2", "batch_size=3", "batch_size=100"])
@@ -241,20 +229,17 @@ def wordless(dataset, tmp_path):
     return folder
 
 
-def test_tokens_that_are_not_text_have_a_loss_only(reference, wordless, tmp_path, result, capsys):
-    run = save_reference(tmp_path / "run", reference, wordless, tokenizer=None)
-    found = result(out_dir=run)
-    assert "no bits per byte" in capsys.readouterr().out
-    assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
-
-
 # --- bad requests -----------------------------------------------------------------------------------------
 
 
-def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, reference, wordless, tmp_path):
+def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(
+    result, reference, wordless, tmp_path, capsys
+):
+    """Tokens that are not text have a loss only."""
     reference.save_pretrained(base := tmp_path / "base")  # it has no tokenizer either
     found = result(init_from=base, dataset=wordless)
-    assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
+    assert "no bits per byte" in capsys.readouterr().out and found["bits_per_byte"] is None
+    assert found["loss"] == result()["loss"]
     assert "says nothing of a data set: give one with --dataset" in error(f"--init_from={base}")
 
 

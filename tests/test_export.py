@@ -13,12 +13,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import export
 import train
@@ -27,28 +22,19 @@ from config.options import Options
 from data.conversations import Renderer
 from data.tokenizer import (
     CharTokenizer,
-    JsonTokenizer,
     TiktokenTokenizer,
-    end_of_text,
     from_json,
     read_tokenizer,
-    same_tokens,
 )
 from hub.export import plain, which_family, write_model, write_tokenizer
 from model import GPT, GPTConfig
 from runs.checkpoint import Manifest
 from runs.load import load_pretrained, load_run
-from tests.helpers import (
-    assert_same_bits,
-    contents,
-    refusal,
-    save_overfitted,
-    save_run,
-    slowly,
-)
+from tests.helpers import assert_same_bits, contents, refusal, save_overfitted, save_run, slowly
 from tests.models import large
 from tests.pretrained import END, PAD, START, TURN, save_llama
 from tests.reference import random_reference
+from tests.test_fast import Halved
 from training.state import create_state, create_state_around, model_config
 
 prepare_text = importlib.import_module("data.shakespeare.prepare").main
@@ -73,7 +59,7 @@ SHAPES = {
     "qwen3": LLAMA | dict(qk_norm=True, head_dim=12),
 }
 RARE = ("gpt2, exact gelu", "gpt2, untied, relu2", "llama", "llama, tied", "llama, wide heads")
-RARE += ("gpt2, no biases", "llama, µP", "qwen2, window")
+RARE += ("gpt2, no biases", "llama, µP", "mistral", "qwen2", "qwen2, window")
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
 
 
@@ -147,15 +133,6 @@ def test_another_shape_names_the_options_in_the_way(shape, says):
     assert all(words in text for words in says)
 
 
-class Halved(eqx.Module):
-    """A layer of a user's own, without arrays."""
-
-    wrapped: eqx.Module
-
-    def __call__(self, x, *rest):
-        return 0.5 * self.wrapped(x, *rest)
-
-
 def test_a_layer_that_other_programs_lack_is_not_left_out():
     model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=9, block_size=8), key=jax.random.key(0))
     assert plain(model) is model
@@ -227,17 +204,6 @@ def test_gpt2s_tokenizer_goes_along(tmp_path):
     text = "Hello, wörld: 1234 don't  \n\n\tstop €😀 <|endoftext|> again"
     assert theirs.encode(text) == tokenizer.encode(text).tolist()
     assert theirs.eos_token_id == AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 50256
-
-
-@pytest.mark.parametrize("family", ["llama", *slowly("gpt2")])
-def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, family):
-    tokenizer = JsonTokenizer(tokenizer_json.read_text())
-    options = replace(TINY, n_embd=8, vocab_size=tokenizer.vocab_size, **SHAPES[family])
-    folder = run_export(a_run(tmp_path / "run", options, tokenizer=tokenizer.description), tmp_path / "to")
-    text = "the other\twörld €😀 <|endoftext|>"
-    assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text).tolist()
-    _, description = load_pretrained(str(folder))
-    assert same_tokens(description, tokenizer.description) and end_of_text(description) == 0
 
 
 # --- its tokens and its chats -----------------------------------------------------------------------------

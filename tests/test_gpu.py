@@ -7,12 +7,12 @@ Otherwise these tests would take the memory that the programs which they start n
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from fast import How, fused_attention
-from model import GPT, attention, causal_mask
+from fast import How
+from model import GPT
 from tests import test_bench
+from tests.fast.test_kernels import functions
 from tests.generation.test_cache import in_chunks
 from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, distance, run_python, saved_state
 from tests.models import TINY, changed, large, random_tokens
@@ -22,34 +22,17 @@ pytestmark = [
     pytest.mark.usefixtures("optimized"),
 ]
 
-B, H, K, T, C = 4, 4, 2, 256, 64
-
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("window", [None, 50])
 def test_cudnns_attention_and_its_gradient_are_those_of_float32(documents, window):
-    random = np.random.default_rng(0)
-    q, k, v, dy = (jnp.asarray(random.normal(size=(B, n, T, C)), jnp.bfloat16) for n in (H, K, K, H))
-    begins = np.where(random.random((B, T)) < 0.03, np.arange(T), 0)
-    begins = jnp.asarray(np.maximum.accumulate(begins, axis=1)) if documents else None
-    mask = causal_mask(jnp.arange(T)[None], T, window, begins)
-
-    def by_cudnn(q, k, v):
-        return fused_attention(q, k, v, begins, window, How("bfloat16", kernel="cudnn"))
-
-    def by_einsum(q, k, v):
-        return attention(q, k, v, mask)
-
-    def with_gradients(function, q, k, v, dy):
-        y, pull = jax.vjp(function, q, k, v)
-        return y, *pull(dy)
-
-    compiled = jax.jit(with_gradients, static_argnums=0).lower(by_cudnn, q, k, v, dy).compile()
+    by_cudnn, by_einsum, exact = functions(documents, window, 64, How("bfloat16", kernel="cudnn"))
+    rounded = [x.astype(jnp.bfloat16) for x in exact]
+    compiled = by_cudnn.lower(*rounded).compile()
     assert "__cudnn$fmha" in (compiled.as_text() or "")
     with jax.default_matmul_precision("highest"):
-        exact = (x.astype(jnp.float32) for x in (q, k, v, dy))
-        expected = jax.jit(with_gradients, static_argnums=0)(by_einsum, *exact)
-    for one, other in zip(compiled(q, k, v, dy), expected, strict=True):
+        expected = by_einsum(*(x.astype(jnp.float32) for x in rounded))
+    for one, other in zip(compiled(*rounded), expected, strict=True):
         assert distance(one, other) < 2**-6  # rounded to 8 bits, a score of 4 changes its weight by 2^-7
 
 

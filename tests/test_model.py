@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from fast import How
-from model import ACTIVATIONS, GPT, Attention, GPTConfig, Norm
+from model import ACTIVATIONS, GPT, GPTConfig, Norm
 from runs.metrics import count_parameters
 from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, named_arrays, run_python, slowly
 from tests.models import TINY, changed, forward, large, random_tokens, train
@@ -46,33 +45,6 @@ def test_logits_and_gradients_are_those_of_transformers(name):
         del expected["blocks.attn.c_k.bias"]
         assert np.linalg.norm(zero) < FLOAT32_ROUNDING * np.linalg.norm(expected["blocks.attn.c_v.bias"])
     assert_close(gradients, expected)
-
-
-@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-def test_attention_with_qk_norm_is_the_formula_head_by_head(norm):
-    config = replace(TINY, n_kv_head=2, qk_norm=True, norm=norm, bias=True)
-    layer = Attention(config, key=jax.random.key(0))
-    gains = 1 + jax.random.normal(jax.random.key(1), (2, config.head_size))
-    layer = eqx.tree_at(lambda layer: (layer.q_norm.weight, layer.k_norm.weight), layer, tuple(gains))
-    layer = jax.tree.map(lambda leaf: 10 * leaf if leaf.ndim == 2 else leaf, layer)
-    x = jax.random.normal(jax.random.key(2), (2, 7, config.n_embd))
-
-    def normalised(head, gain):
-        head = head - head.mean(-1, keepdims=True) if norm == "layernorm" else head
-        return head / np.sqrt((head**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(gain)
-
-    queries, keys, values = (  # (2, 7, 4, 8), (2, 7, 2, 8) twice
-        np.tensordot(np.asarray(x, np.float64), np.asarray(linear.weight), 1)
-        for linear in (layer.c_q, layer.c_k, layer.c_v)
-    )
-    out = []
-    for i in range(4):  # queries 0 and 1 share key 0, queries 2 and 3 key 1
-        q, k = normalised(queries[:, :, i], gains[0]), normalised(keys[:, :, i // 2], gains[1])
-        weights = np.exp(np.einsum("btc,bsc->bts", q, k) / np.sqrt(8)) * np.tri(7)
-        out.append(weights / weights.sum(-1, keepdims=True) @ values[:, :, i // 2])
-    expected = np.concatenate(out, -1) @ np.asarray(layer.c_proj.weight)
-    _, attend = GPT(config, key=jax.random.key(0)).causal_attention(random_tokens(config, T=7))
-    assert distance(eqx.filter_jit(layer)(x, attend), expected) < FLOAT32_ROUNDING
 
 
 PYTORCH = {

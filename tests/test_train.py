@@ -43,8 +43,6 @@ from tests.helpers import (
     saved_iterations,
     saved_state,
     slowly,
-    start_python,
-    wait_until,
 )
 
 STEP = {"iter", "loss", "lr", "grad_norm"} | SPEED_FIELDS
@@ -150,10 +148,10 @@ def test_trains_with_a_document_mask(tiny, tmp_path, tokenizer_json):
 
 
 def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated(tiny, tmp_path):
-    data = write_bins(tmp_path / "bins", np.random.default_rng(0).integers(0, 60000, 300))
-    train.main(tiny(tmp_path / "out", dataset=data, max_iters=1, vocab_size=60000, n_layer=1, n_embd=4))
+    data = write_bins(tmp_path / "bins", np.random.default_rng(0).integers(0, 100, 300))
+    train.main(tiny(tmp_path / "out", dataset=data, max_iters=1, vocab_size=100))
     model, manifest, _ = load_run(str(tmp_path / "out"))
-    assert model.config.vocab_size == manifest.vocab_size == 60000
+    assert model.config.vocab_size == manifest.vocab_size == 100
     evaluate.main([f"--out_dir={tmp_path / 'out'}", "--device=cpu", "--mesh=data:1"])
 
 
@@ -172,8 +170,7 @@ def test_nanogpts_characters_train_and_sample(tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "sampling, dtype, optimizer",
-    slowly(("random", "float32", "adamw"), ("epoch", "bfloat16", "muon")),
+    "sampling, dtype, optimizer", slowly(("random", "float32", "adamw"), ("epoch", "bfloat16", "muon"))
 )
 def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimizer, request):
     """30 steps of 8 rows go through the 187 windows of an epoch once, and on."""
@@ -201,44 +198,6 @@ def test_an_epoch_goes_on_with_as_many_rows_a_step(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(tiny, tmp_path):
-    through, stopped = tmp_path / "through", tmp_path / "stopped"
-
-    def command_line(out, **changes):
-        varied = {"dropout": 0.2, "gradient_accumulation_steps": 2, "eval_interval": 20, "max_iters": 100_000}
-        return tiny(out, **(varied | changes))
-
-    at = 0
-    for number, init_from in ((signal.SIGTERM, "scratch"), (signal.SIGINT, "resume")):
-        process = start_python("train.py", *command_line(stopped, init_from=init_from))
-        wait_until(lambda first=at + 10: f'"iter": {first},' in log(stopped), process)
-        process.send_signal(number)
-        printed, errors = process.communicate()
-        assert process.returncode == 128 + number and "Traceback" not in errors
-        before, at = at, saved_iterations(stopped)[-1]
-        assert at > before + 10
-        assert iterations(stopped, STEP) == list(range(at))
-        assert f"stopped at iter {at}; resume with --out_dir={stopped} --init_from=resume" in printed
-        assert f"the last at iter {at}" in printed
-
-    process = start_python("train.py", *command_line(stopped, init_from="resume"))
-    wait_until(lambda: newest_checkpoint(stopped) > at, process)
-    process.kill()
-    assert process.communicate() and process.returncode == -signal.SIGKILL
-    at = newest_checkpoint(stopped)
-    with open(stopped / "metrics.jsonl", "a") as file:  # what a kill at the worst moments leaves
-        file.write('{"iter": 12')
-    whole, half = (stopped / "checkpoints" / name for name in (f"{at}", f"{at + 20}.orbax-checkpoint-tmp"))
-    shutil.copytree(whole / "model", half / "model", dirs_exist_ok=True)
-
-    last = (start_python("train.py", *command_line(stopped, init_from="resume", max_iters=at + 20)),)
-    last += (start_python("train.py", *command_line(through, max_iters=at + 20)),)
-    assert all(process.communicate() and process.returncode == 0 for process in last)
-    assert_same_bits(saved_state(stopped), saved_state(through))
-    assert without_times(records(stopped)) == without_times(records(through))
-    assert saved_iterations(stopped)[-1] == at + 20
-
-
 def test_under_jaxs_own_variables_a_run_goes_on_to_the_same_bits(copied_run, first_run, tiny):
     for iteration in ("15", "20"):
         shutil.rmtree(copied_run / "checkpoints" / iteration)
@@ -382,15 +341,6 @@ def test_second_ctrl_c_ends_the_run_at_once(tiny, tmp_path, monkeypatch):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_resumes_with_the_runs_own_options(copied_run):
-    ran_with = read_options(str(copied_run / "options.json"))
-    train.main([f"--out_dir={copied_run}", "--init_from=resume", "--max_iters=22"])
-    goes_on_with = read_options(str(copied_run / "options.json"))
-    changed = {k for k, v in vars(goes_on_with).items() if v != vars(ran_with)[k]}
-    assert changed == {"out_dir", "init_from", "max_iters"}
-    assert iterations(copied_run, STEP) == list(range(22))
-
-
 def test_resume_refuses_another_text_of_its_data_set_and_takes_it_under_another_name(
     tiny, broken_data, tmp_path, monkeypatch
 ):
@@ -448,7 +398,10 @@ def test_what_is_for_people_does_not_change_how_a_run_goes_on(first_run, copied_
 
 def test_resuming_a_finished_run_changes_no_checkpoint_and_no_record(copied_run):
     before = contents(copied_run / "checkpoints"), records(copied_run)
+    options = vars(read_options(f"{copied_run}/options.json"))
     train.main([f"--out_dir={copied_run}", "--init_from=resume"])
+    changed = vars(read_options(f"{copied_run}/options.json")).items() ^ options.items()
+    assert {name for name, _ in changed} == {"out_dir", "init_from"}
     assert (contents(copied_run / "checkpoints"), records(copied_run)) == before
 
 
@@ -641,21 +594,14 @@ def test_the_loss_of_iteration_0_is_remembered_which_no_checkpoint_has(
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10] and saved_iterations(tmp_path) == [3]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"learning_rate": 1e30, "eval_interval": 100},  # seen in a step
-        *slowly({"learning_rate": 3e38, "eval_interval": 1}),  # in an evaluation
-    ],
-)
-def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run, tiny, changes):
-    again = dict(init_from="resume", grad_clip=0, decay_lr=False)
-    text = refusal(train.main, tiny(copied_run, max_iters=40, **again, **changes))
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run, tiny):
+    again = dict(init_from="resume", grad_clip=0, decay_lr=False, learning_rate=1e30, eval_interval=100)
+    text = refusal(train.main, tiny(copied_run, max_iters=40, **again))
     assert "nan" in text and "iter 21" in text and "learning_rate" in text
     assert saved_iterations(copied_run) == [5, 10, 15, 20]
     assert all(np.isfinite(x).all() for x in saved_state(copied_run).values())
     assert iterations(copied_run, STEP) == list(range(21))
-    assert records(copied_run)[-1]["lr"] == pytest.approx(changes["learning_rate"])
+    assert records(copied_run)[-1]["lr"] == pytest.approx(1e30)
     train.main(tiny(copied_run, init_from="resume", max_iters=21))  # as the line says
     assert saved_iterations(copied_run)[-1] == 21
 

@@ -10,14 +10,7 @@ import pytest
 from config.options import Options
 from fast import FastNorm
 from runs.checkpoint import arrays_by_name
-from tests.helpers import (
-    FLOAT32_ROUNDING,
-    MODERN,
-    assert_same_bits,
-    distance,
-    random_batch,
-    slowly,
-)
+from tests.helpers import FLOAT32_ROUNDING, MODERN, assert_same_bits, distance, random_batch
 from tests.models import TINY, changed, forward, large, random_tokens
 from training.state import create_state, model_config
 from training.step import compile_step
@@ -76,7 +69,8 @@ def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
     assert size_of_logits(4, 0) > 1.75 * base
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_scores_are_as_large_where_heads_are_added_that_are_as_wide(optimizer):
     tokens = random_batch(OPTIONS, V)[0, 0]
 

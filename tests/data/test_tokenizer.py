@@ -70,14 +70,6 @@ def test_streamed_text_is_the_decoded_text_and_never_half_a_character(tokenizer)
 
 
 @pytest.mark.parametrize("kind", ["byte_pairs", "byte_level"])
-def test_a_stream_that_ends_inside_a_character_says_so_at_the_end(request, kind):
-    tokenizer = request.getfixturevalue(kind)
-    feed = tokenizer.stream()
-    assert feed(tokenizer.encode("€")[:2]) == ""
-    assert feed([], final=True) == "\ufffd"
-
-
-@pytest.mark.parametrize("kind", ["byte_pairs", "byte_level"])
 def test_end_of_text_is_a_token_in_a_prompt_and_text_in_a_document(request, kind):
     tokenizer = request.getfixturevalue(kind)
     eot = 300 if kind == "byte_pairs" else 0

@@ -10,14 +10,6 @@ from data.train_tokenizer import main
 from data.writer import load_tokenizer
 from tests.helpers import refusal
 
-CONVERSATION = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "2+2?"},
-    {"role": "assistant", "content": "4"},
-    {"role": "user", "content": "the cat?"},
-    {"role": "assistant", "content": "on the mat"},
-]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -46,16 +38,6 @@ def test_an_answer_ends_with_its_turn_and_a_document_with_end_of_text(folder):
     ids = theirs.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     assert end_tokens(description) == ids and document_start(description) == ids[0]
     assert transformers.GenerationConfig.from_pretrained(folder).eos_token_id == ids
-
-
-def test_its_template_marks_the_answers_and_their_ends(folder):
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    rendered = theirs.apply_chat_template(CONVERSATION, return_dict=True, return_assistant_tokens_mask=True)
-    tokens = zip(rendered["input_ids"], rendered["assistant_masks"], strict=True)
-    assert theirs.decode([i for i, learned in tokens if learned]) == "4<|im_end|>on the mat<|im_end|>"
-    asked = theirs.apply_chat_template(CONVERSATION[:2], tokenize=False, add_generation_prompt=True)
-    whole = theirs.apply_chat_template(CONVERSATION, tokenize=False)
-    assert whole.startswith(asked) and asked.endswith("<|im_start|>assistant\n")
 
 
 def test_it_prints_how_much_a_token_holds(tmp_path, capsys):

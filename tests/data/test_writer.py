@@ -103,14 +103,6 @@ def test_what_lies_at_a_temporary_name_is_not_written_to(tmp_path):
     assert outside.read_bytes() == b"kept"
 
 
-def test_writing_goes_on_from_the_size_that_was_kept(tmp_path):
-    path = tmp_path / "file"
-    kept = append(path, 0, IDS[:50])
-    append(path, kept, IDS[70:90])  # lost: after the size that was kept
-    append(path, append(path, kept, IDS[50:]), IDS[:0])
-    assert path.read_bytes() == IDS.tobytes()
-
-
 def test_a_file_that_is_shorter_than_it_was_is_refused(tmp_path):
     size = append(tmp_path / "file", 0, IDS)
     (tmp_path / "file").write_bytes(IDS.tobytes()[:-1])

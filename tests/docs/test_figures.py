@@ -62,10 +62,6 @@ def test_isoflop_finds_the_exponent_of_parabolas(tmp_path):
     assert isoflop.read(write(path, sets)).budget.min() == 1e12
 
 
-def test_losses_that_only_fall_have_no_lowest_size():
-    assert np.isnan(isoflop.lowest(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.5, 1.0])))
-
-
 def test_the_ladder_compares_with_the_row_above_and_brackets_what_may_be_0(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder, "RESULTS", tmp_path)
     monkeypatch.setattr(ladder, "sets", lambda name: [*losses])

@@ -71,24 +71,3 @@ def unsourced(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_measured_number_of_a_page_has_its_source_beside_it(page):
     assert unsourced(page.read_text()) == []
-
-
-@pytest.mark.parametrize(
-    "page, found",
-    [
-        ("A loss of 1.25.\n", 1),
-        ("It takes ten minutes.", 1),
-        ("It costs $50, and is 3x faster.", 1),
-        ("Of them 38% are new.\n\nA paragraph between.\n\n```pycon\n>>> 1\n```\n", 1),
-        ("| a | 1.5 |\n|---|---|\n| b | 2 = 1 + 1 |\n", 1),
-        ("It takes 5 ms.\n\nIt is fast ([Kaplan](https://arxiv.org/abs/2001.08361)).", 1),
-        ("It takes 5 ms, as `python bench.py config/a.py` prints.", 0),
-        ("![A curve](images/a.svg)\n\nIt falls to 1.25.", 0),
-        ("<!-- table: experiments/results/a.md -->\n\n| a |\n|---|\n| 1.5 |\n\nIt is 1.5.", 0),
-        ("It is 1.5 ([chapter 2](02-loss.md#the-ladder)).", 0),
-        ("Of 8 bits, 6.5 bits remain: 8 - 1.5 = 6.5 bits.", 0),
-        ("Python 3.11 to 3.13, JAX 0.10.2, arXiv:2001.08361, `--lr=0.5`, 4 layers, (8, 4), 8 x 4.", 0),
-    ],
-)
-def test_a_number_without_a_source_is_found_and_no_other(page, found):
-    assert len(unsourced(page)) == found

@@ -5,8 +5,6 @@ import re
 from fnmatch import fnmatch
 from pathlib import Path
 
-import pytest
-
 from docs.pages import DOCS, ROOT
 from tests.test_imports import COMMANDS, modules
 
@@ -38,14 +36,3 @@ def test_every_public_module_of_a_folder_is_on_a_page_or_left_out_for_a_reason()
     assert wanted - left_out - set(on_pages) == set()
     assert left_out & set(on_pages) == set()
     assert [pattern for pattern in LEFT_OUT if not any(fnmatch(name, pattern) for name in wanted)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_modules_of_its_folder_and_members_that_exist(page):
-    paths = {NAMES[path]: path for folder, path in modules() if folder.split(".")[-1] == page.stem}
-    shown = {found["name"]: found["members"] for found in SHOWN.finditer(page.read_text())}
-    assert shown and shown.keys() <= paths.keys()
-    for name, members in shown.items():
-        if members:
-            listed = set(re.split(r",\s*", members))
-            assert listed <= public(paths[name]), name

@@ -1,6 +1,5 @@
 """The statistics of experiments/, as a statistician tests them: against SciPy, integrals and simulations."""
 
-from functools import cache
 from itertools import product
 
 import numpy as np
@@ -10,7 +9,6 @@ from scipy import stats
 from scipy.integrate import quad
 
 from experiments.statistics import ALPHA, CHANCE, critical, difference, power, seeds_to_show, smallest_gain
-from tests.helpers import slowly
 
 PRIOR = 3.0  # the variance of a gain in spreads
 
@@ -67,15 +65,6 @@ def test_an_interval_for_every_look_ends_where_the_bayes_factor_says(n):
     assert critical(3, looked=True) == np.inf and bayes_factor(20, 3) < bayes_factor(40, 3) < 1 / ALPHA
 
 
-@pytest.mark.parametrize("n", [5, *slowly(3, 10)])
-def test_equal_configs_seem_to_differ_in_one_comparison_of_twenty(n):
-    count = 400
-    losses = zip(*comparisons(np.random.default_rng(n), count, n), strict=True)
-    verdicts = [difference(pd.Series(ours), pd.Series(base)).verdict for base, ours in losses]
-    wrong = np.mean([verdict != "none" for verdict in verdicts])
-    assert abs(wrong - ALPHA) < binomial(ALPHA, count)
-
-
 def test_who_looks_after_every_seed_errs_no_more_often():
     """From 2 to 30 seeds; with Student's interval, a false find is more than five times as frequent."""
     count, n = 10_000, np.arange(2, 31)
@@ -104,23 +93,3 @@ def test_seeds_to_show_a_gain_are_the_fewest_and_the_gain_that_seeds_show_is_the
     assert power(n - 1, 0.01, 0.01, 4, looked) < CHANCE <= power(n, 0.01, 0.01, 4, looked)
     assert power(n, smallest_gain(n, 0.01, 4, looked), 0.01, 4, looked) == pytest.approx(CHANCE, abs=1e-6)
     assert seeds_to_show(1e-5, 0.01, 4, looked) == 1000  # the most that are tried
-
-
-rounded_seeds_to_show = cache(seeds_to_show)  # of two digits: few are to be computed
-
-
-@pytest.mark.parametrize(
-    "gain, spread, looked",
-    [(0.01, 0.008, False), (0.02, 0.012, True), *slowly((0.02, 0.012, False), (0.01, 0.012, True))],
-)
-def test_a_planted_gain_is_found_as_often_as_promised(gain, spread, looked):
-    """Five pairs say how many seeds would show it. These are new, or join the five for another look."""
-    rng, count, found = np.random.default_rng(1), 400, 0
-    for _ in range(count):
-        base, ours = comparisons(rng, 1, 5, gain, spread)
-        pilot = (ours - base)[0]
-        n = rounded_seeds_to_show(gain, float(f"{pilot.std(ddof=1):.2g}"), 4, looked)
-        base, ours = comparisons(rng, 1, max(n - 5 * looked, 0), gain, spread)
-        pairs = np.append(pilot if looked else [], ours - base)
-        found += -pairs.mean() > critical(len(pairs), looked) * stats.sem(pairs)
-    assert found / count > CHANCE - binomial(CHANCE, count)

@@ -38,6 +38,7 @@ def gradient_plan(remat, n_layer=3):
     return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
 
 
+@pytest.mark.slow
 def test_what_each_layer_keeps_for_the_backward_pass():
     kept = {}
     for remat in ("none", "dots", "block"):
@@ -65,10 +66,7 @@ def test_what_is_computed_twice():
 
 CASES = {
     "swiglu, layernorm": {},
-    "gelu, rmsnorm": dict(mlp="gelu", norm="rmsnorm"),
-    "norms of queries": dict(qk_norm=True),
     "adapters, which are not folded": {},
-    "a bias, which is not folded": dict(bias=True),
     "µP, whose attention is not folded": dict(mup_base_width=8),
 }
 
@@ -96,8 +94,7 @@ def test_a_folded_block_computes_the_same_and_so_do_its_gradients(case):
     folded, plain = (value_and_gradients(f, block, x, dy) for f in (fold_norms, lambda block: block))
     assert_close(folded, plain, FLOAT32_ROUNDING)
 
-    stay = {"a bias, which is not folded": "12", "adapters, which are not folded": "12"}
-    stay |= {"µP, whose attention is not folded": "1"}
+    stay = {"adapters, which are not folded": "12", "µP, whose attention is not folded": "1"}
     for n in "12":  # µP wraps attention, and an adapter each layer
         ours, theirs = (getattr(x, f"ln_{n}").weight for x in (fold_norms(block), block))
         assert (ours == (theirs if n in stay.get(case, "") else 1)).all()

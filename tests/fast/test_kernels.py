@@ -1,6 +1,7 @@
 """Attention's kernels compute what einsum does, each device its rows and heads."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,41 +16,47 @@ from tests.helpers import FLOAT32_ROUNDING, distance, slowly
 B, H, K, T, C = 4, 4, 2, 256, 8
 
 
+def functions(documents: bool, window: int | None, C: int, how: How):
+    """Return two functions for (y, dq, dk, dv), by a kernel and by einsum, and random q, k, v and dy."""
+    random = np.random.default_rng(0)
+    arrays = [jnp.asarray(random.normal(size=(B, n, T, C)), jnp.float32) for n in (H, K, K, H)]
+    begins = np.where(random.random((B, T)) < 0.03, np.arange(T), 0)
+    begins = jnp.asarray(np.maximum.accumulate(begins, axis=1)) if documents else None
+    mask = causal_mask(jnp.arange(T)[None], T, window, begins)
+
+    def with_gradients(attend, q, k, v, dy):
+        y, pull = jax.vjp(attend, q, k, v)
+        return y, *pull(dy)
+
+    by_kernel = partial(with_gradients, lambda *qkv: fused_attention(*qkv, begins, window, how))
+    by_einsum = partial(with_gradients, lambda *qkv: attention(*qkv, mask))
+    return jax.jit(by_kernel), jax.jit(by_einsum), arrays
+
+
 @pytest.mark.parametrize(
     "documents, window, mesh",
     [
-        (False, 10**6, "data:2,fsdp:2,tensor:2"),
         (True, 50, "data:2,fsdp:2,tensor:2"),
-        *slowly((False, None, None), (True, None, "data:2,fsdp:2,tensor:2")),
+        *slowly(
+            (False, 10**6, "data:2,fsdp:2,tensor:2"),
+            (False, None, None),
+            (True, None, "data:2,fsdp:2,tensor:2"),
+        ),
     ],
 )
 @pytest.mark.parametrize("kernel", ["splash", "cudnn"])
 def test_a_kernel_computes_what_einsum_does_and_its_gradient(kernel, documents, window, mesh):
     # Here splash is interpreted, and JAX does itself what it would ask of cuDNN.
-    random = np.random.default_rng(0)
-    heads = (H, K, K, H)
-    q, k, v, dy = (jnp.asarray(3 * random.normal(size=(B, n, T, C)), jnp.float32) for n in heads)
-    begins = np.where(random.random((B, T)) < 0.03, np.arange(T), 0)
-    begins = jnp.asarray(np.maximum.accumulate(begins, axis=1)) if documents else None
-    mask = causal_mask(jnp.arange(T)[None], T, window, begins)
-
-    def by_kernel(q, k, v):
-        return fused_attention(q, k, v, begins, window, How(kernel=kernel))
-
-    def by_einsum(q, k, v):
-        return attention(q, k, v, mask)
-
-    def with_gradients(function, q, k, v, dy):
-        y, pull = jax.vjp(function, q, k, v)
-        return y, *pull(dy)
-
-    expected = jax.jit(with_gradients, static_argnums=0)(by_einsum, q, k, v, dy)
+    by_kernel, by_einsum, arrays = functions(documents, window, C, How(kernel=kernel))
+    arrays = [3 * x for x in arrays]
+    expected = by_einsum(*arrays)
     with jax.set_mesh(make_mesh(mesh)) if mesh else nullcontext():
-        found = jax.jit(with_gradients, static_argnums=0)(by_kernel, q, k, v, dy)
+        found = by_kernel(*arrays)
     for one, other in zip(found, expected, strict=True):
         assert distance(one, other) < FLOAT32_ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["splash", "cudnn"])
 def test_each_device_computes_its_own_rows_and_heads_and_sends_nothing(kernel, optimized):
     q, k, v = (jnp.zeros((B, n, T, C)) for n in (H, K, K))

@@ -85,14 +85,14 @@ def assert_greedy(model, prompt, new):
 # --- the same tokens as without a cache -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("P, n", [(1, S), (5, 1), (S - 1, 2), (S, 1)])
+@pytest.mark.parametrize("P, n", [(1, S), (S, 1)])
 def test_greedy_decoding_within_block_size_equals_recomputing(model, P, n):
     new = generated(model, prompt(2, P), n, temperature=0)
     assert new.shape == (2, n) and new.dtype == np.int32
     assert_greedy(model, prompt(2, P), new)
 
 
-@pytest.mark.parametrize("P", [17, S, 3 * S])
+@pytest.mark.parametrize("P", [17, 3 * S])
 def test_greedy_decoding_past_block_size_equals_recomputing_within_the_window(model, P):
     new = generated(model, prompt(2, P), 2 * S + 3, temperature=0)
     assert_greedy(model, prompt(2, P), new)
@@ -126,6 +126,7 @@ def test_asking_for_more_tokens_changes_none_of_the_first(gpt2):
         np.testing.assert_array_equal(generated(gpt2, prompt(2, 5), n), long[:, :n])
 
 
+@pytest.mark.slow
 def test_the_first_tokens_are_drawn_from_the_models_distribution(gpt2):
     """Pearson's chi-squared statistic of the second token after a fixed first, below its 99.9% quantile."""
     n, kept = 1500, 4
@@ -143,7 +144,7 @@ def test_the_first_tokens_are_drawn_from_the_models_distribution(gpt2):
 
 
 def test_it_is_compiled_once_for_all_settings_and_for_lengths_of_the_same_power_of_two(caplog):
-    model = make(replace(CONFIGS["gpt2"], block_size=S + 1))  # no other test's
+    model = make(replace(CONFIGS["gpt2"], block_size=S + 1, n_layer=1))  # no other test's
     with jax.log_compiles():
         for P, n in [(6, 20), (7, 11), (9, 22)]:
             generated(model, prompt(2, P), n, temperature=0.1 * P, top_k=P, top_p=0.9, key=jax.random.key(P))
@@ -152,7 +153,8 @@ def test_it_is_compiled_once_for_all_settings_and_for_lengths_of_the_same_power_
 
 
 def test_a_program_for_settings_that_change_nothing_has_no_branches_and_draws_the_same_tokens():
-    model, rows = make(CONFIGS["gpt2"]), Rows.empty(2, SHAPE["vocab_size"])._replace(wanted=None)
+    model = make(replace(CONFIGS["gpt2"], n_layer=1))
+    rows = Rows.empty(2, SHAPE["vocab_size"])._replace(wanted=None)
     for settings in (PLAIN, GREEDY):
         rows.settings[:], rows.key[:], rows.left[:] = settings, [[0, 1], [0, 2]], 20
         drawn = []
@@ -181,7 +183,7 @@ def test_no_tokens_are_made_where_none_are_asked_for(gpt2):
 
 def test_the_weights_of_products_are_cast_once():
     """And the model computes what it did, to the bit; tokens are looked up in float32."""
-    model = faster(make(CONFIGS["gpt2"]), How(dtype="bfloat16"))
+    model = faster(make(replace(CONFIGS["gpt2"], n_layer=1)), How(dtype="bfloat16"))
     cast = jax.jit(Decoder.of)(rounded(model))
     block = cast.blocks[0]
     assert {block.attn.c_q.weight.dtype, block.mlp.c_proj.weight.dtype} == {jnp.dtype("bfloat16")}

@@ -12,13 +12,9 @@ import sample
 import train
 from data.prepare import prepare
 from model import GPTConfig
-from runs.load import load_run
-from tests.helpers import losses, named_arrays, refusal
+from tests.helpers import flags, refusal
 from tests.pretrained import END, START, library_tokenizer, save_gpt2, save_llama, save_tokenizer
-from tests.reference import as_gpt, gpt2, random_reference
-
-# The changes of these runs are far below float32's rounding of their weights, which are about 0.1.
-STILL = dict(learning_rate=1e-20, min_lr=1e-20, eval_interval=1, max_iters=2)
+from tests.reference import gpt2, random_reference
 
 
 @pytest.fixture(scope="module")
@@ -36,27 +32,9 @@ def command_line(tiny_data, folder):
             out_dir=out, init_from=folder, dataset=tiny_data, device="cpu", mesh="data:1", batch_size=4,
             gradient_accumulation_steps=1, warmup_iters=0, eval_iters=2, unroll=1,
         )  # fmt: skip
-        return [f"--{name}={value}" for name, value in (options | changes).items()]
+        return flags(options, **changes)
 
     return line
-
-
-@pytest.mark.slow
-def test_training_starts_from_the_weights_and_goes_on_as_any_run_does(command_line, tmp_path):
-    train.main(command_line(tmp_path / "out", **STILL))
-    model, _, iteration = load_run(str(tmp_path / "out"))
-    expected = named_arrays(as_gpt("gpt2", dict(random_reference("gpt2").named_parameters())))
-    assert iteration == 2
-    for name, array in named_arrays(model).items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
-
-    options = json.loads((tmp_path / "out" / "options.json").read_text())
-    assert options.items() >= dict(n_layer=3, vocab_size=65, bias=True, mlp="gelu").items()
-    more = ["--init_from=resume", "--learning_rate=1e-2", "--min_lr=1e-2", "--max_iters=12"]
-    train.main([f"--out_dir={tmp_path / 'out'}", *more])
-    assert load_run(str(tmp_path / "out"))[2] == 12
-    val = losses(tmp_path / "out")
-    assert val[12, "val/loss"] < val[0, "val/loss"]
 
 
 def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, folder, tmp_path, capsys):
@@ -98,21 +76,16 @@ def test_data_with_more_tokens_than_the_model_knows_are_refused(command_line, tm
     assert "has a vocabulary of 28 tokens, and the model one of 27" in text
 
 
-def test_sample_continues_as_generate_does_with_the_token_that_begins_a_text(tmp_path, capsys):
+def test_sample_continues_as_generate_does_without_the_token_that_begins_a_text(tmp_path, capsys):
+    """With it: the next test, and tools/serving/test_pretrained.py."""
     reference, tokenizer = save_llama(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
-    for special in (True, False):
-        ids = tokenizer("the other", return_tensors="pt", add_special_tokens=special).input_ids
-        with torch.no_grad():
-            found = reference.generate(ids, max_new_tokens=10, do_sample=False, eos_token_id=None)[0]
-        options = dict(
-            init_from=tmp_path, start="the other", temperature=0, num_samples=1, max_new_tokens=10,
-            device="cpu", add_special_tokens=special, prompt_logprobs=True,
-        )  # fmt: skip
-        sample.main([f"--{name}={value}" for name, value in options.items()])
-        logprobs, text, _ = capsys.readouterr().out.split(f"{sample.SEPARATOR}\n")
-        assert len(logprobs.splitlines()) == ids.shape[1] and ("'<s>'" in logprobs) == special
-        new = tokenizer.decode(found[ids.shape[1] :])
-        assert text == f"the other{new}\n"
+    ids = tokenizer("the other", return_tensors="pt", add_special_tokens=False).input_ids
+    with torch.no_grad():
+        found = reference.generate(ids, max_new_tokens=10, do_sample=False, eos_token_id=None)[0]
+    options = dict(init_from=tmp_path, start="the other", temperature=0, num_samples=1, max_new_tokens=10)
+    sample.main(flags(options, device="cpu", add_special_tokens=False))
+    new = tokenizer.decode(found[ids.shape[1] :])
+    assert capsys.readouterr().out == f"the other{new}\n{sample.SEPARATOR}\n"
 
 
 def test_sample_does_not_go_on_after_an_end_that_the_tokenizer_puts(tmp_path, capsys):
@@ -129,8 +102,7 @@ def prepare_documents(folder, tokenizer, n=60):
     texts = [f"the story of {i}: €\n" + "and the other\n" * (i % 5) for i in range(n)]
     source, to = folder / "source.jsonl", folder / "documents"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    options = dict(source=source, to=to, tokenizer=tokenizer, val_fraction=0.3, num_proc=1)
-    prepare([f"--{name}={value}" for name, value in options.items()])
+    prepare(flags(dict(source=source, to=to, tokenizer=tokenizer, val_fraction=0.3, num_proc=1)))
     return to, texts
 
 
@@ -148,33 +120,21 @@ def test_data_of_a_gpt2s_own_tokenizer_is_known_to_it(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_token_that_begins_documents_masks_them_and_has_no_bytes(tmp_path):
+def test_the_token_that_begins_documents_has_no_bytes_and_may_be_left_out(tmp_path):
     save_llama(tmp_path / "llama")
     data, texts = prepare_documents(tmp_path, tmp_path / "llama")
-    options = dict(
-        out_dir=tmp_path / "run", init_from=tmp_path / "llama", dataset=data, device="cpu", mesh="data:1",
-        batch_size=2, gradient_accumulation_steps=1, max_iters=1, eval_interval=1, eval_iters=1,
-        document_mask=True,
-    )  # fmt: skip
-    train.main([f"--{name}={value}" for name, value in options.items()])
-    model, _, _ = load_run(str(tmp_path / "run"))
-    assert model.config.document_start == START  # not [END], which is the last of its own document
-    first = [START, 20, 30, END]
-    alone = np.asarray(model(np.array([[START, 50, 60, 70, END]])))
-    packed = np.asarray(model(np.array([[*first, START, 50, 60, 70, END]])))[:, len(first) :]
-    np.testing.assert_allclose(packed, alone, atol=1e-4)  # of float32 logits of about 10
 
-    evaluate.main(["--device=cpu", f"--out_dir={tmp_path / 'run'}", f"--json={tmp_path / 'result.json'}"])
-    result = json.loads((tmp_path / "result.json").read_text())
+    def evaluated(**more):
+        options = dict(init_from=tmp_path / "llama", dataset=data, device="cpu", mesh="data:1")
+        evaluate.main(flags(options, json=tmp_path / "result.json", **more))
+        return json.loads((tmp_path / "result.json").read_text())
+
+    result, without = evaluated(), evaluated(add_special_tokens=False)
     ids = np.fromfile(data / "val.bin", "<u2").tolist()
     starts = [i for i, token in enumerate(ids) if token == START]
     rows = [ids[i:j] for i, j in zip(starts, [*starts[1:], None], strict=True)]
     encoded = {(*library_tokenizer().encode(text).ids, END): text for text in texts}
     assert result["bytes"] == sum(len(encoded[tuple(row)].encode()) for row in rows)
-
-    words = ["--add_special_tokens=False", f"--json={tmp_path / 'without.json'}"]
-    evaluate.main(["--device=cpu", f"--out_dir={tmp_path / 'run'}", *words])
-    without = json.loads((tmp_path / "without.json").read_text())
     assert result["tokens"] == without["tokens"] + len(starts)
     assert result["bytes"] == without["bytes"] + len("the")  # the first token now, which is not predicted
 

@@ -90,7 +90,7 @@ def change_tensors(folder, change, name="model.safetensors"):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_weight_and_the_logits_are_those_of_transformers(name, tmp_path):
+def test_every_weight_is_that_of_transformers(name, tmp_path):
     reference = saved(name, tmp_path)
     model = load(tmp_path)
     assert (model.config.kv_heads, model.config.hidden) == (CONFIGS[name].kv_heads, CONFIGS[name].hidden)
@@ -98,8 +98,7 @@ def test_every_weight_and_the_logits_are_those_of_transformers(name, tmp_path):
     assert model.config.head_size == CONFIGS[name].head_size
     assert model.config == replace(CONFIGS[name], **said, rope_theta=model.config.rope_theta)
     assert CONFIGS[name].position == "learned" or model.config.rope_theta == CONFIGS[name].rope_theta
-    assert_same_bits(model, as_gpt(name, dict(reference.named_parameters())))
-    assert_logits(model, *logits(reference))
+    assert_same_bits(model, as_gpt(name, dict(reference.named_parameters())))  # see test_model.py
 
 
 def test_openais_own_file_has_shorter_names_and_the_causal_masks(folder):
@@ -200,12 +199,11 @@ def test_a_smaller_block_size_leaves_out_the_last_positions(tmp_path):
     assert_logits(load(tmp_path, block_size=8), *logits(reference, T=8))
 
 
-@pytest.mark.parametrize("name, mesh", [("gpt2", "data:2,fsdp:2,tensor:2"), ("llama", "fsdp:8")])
-def test_weights_go_where_the_mesh_wants_them(name, mesh, tmp_path):
-    saved(name, tmp_path)
+def test_weights_go_where_the_mesh_wants_them(tmp_path):
+    saved("gpt2", tmp_path)
     expected, pretrained = load(tmp_path), open_pretrained(str(tmp_path))
     options = replace(Options(), **shape_options(pretrained.config))
-    with jax.set_mesh(make_mesh(mesh)):
+    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         shapes = state_shapes(model_config(options, options.vocab_size), options).model
         model = pretrained.load(shapes)
         for ours, target in zip(jax.tree.leaves(model), jax.tree.leaves(shapes), strict=True):
@@ -341,9 +339,8 @@ def test_the_files_that_an_index_names_are_downloaded_and_no_others(tmp_path, mo
     assert not (tmp_path / "cache" / "consolidated.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
-def test_a_causal_that_is_null_is_causal_as_in_transformers(name, tmp_path):
-    saved(name, tmp_path)
+def test_a_causal_that_is_null_is_causal_as_in_transformers(tmp_path):
+    saved("llama", tmp_path)
     change_config(tmp_path, is_causal=None)
     assert_logits(load(tmp_path), *logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval()))
 

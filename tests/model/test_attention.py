@@ -1,4 +1,4 @@
-"""Attention: how far each pair of a head turns, and which tokens a token reads."""
+"""Attention: which tokens a token reads. How far positions turn it: test_model.py, by Llama 3."""
 
 from dataclasses import replace
 
@@ -7,48 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from fast import How
-from model import GPTConfig, causal_mask, inverse_frequencies, rotation
+from model import causal_mask
 from tests.helpers import FLOAT32_ROUNDING, distance, slowly
 from tests.models import TINY, changed, forward, large, nll, random_tokens
-
-C, THETA = 16, 10000.0
-
-
-def turned(x, positions):
-    """x of shape (B, heads, T, C), turned as in attention."""
-    shape = dict(n_head=1, n_embd=C, position="rope", rope_theta=THETA)
-    return rotation(GPTConfig(**shape), positions)(x)
-
-
-@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
-def test_each_pair_turns_by_its_position_times_its_frequency(array):
-    x = jax.random.normal(jax.random.key(0), (2, 3, 5, C))
-    positions = np.array([[0, 1, 2, 3, 4], [7, 100, 101, 3, 0]])
-    x64 = np.asarray(x, np.float64)
-    angles = positions[:, None, :, None] * THETA ** (-2 * np.arange(C // 2) / C)
-    as_complex = (x64[..., : C // 2] + 1j * x64[..., C // 2 :]) * np.exp(1j * angles)
-    expected = np.concatenate([as_complex.real, as_complex.imag], -1)
-    # A float32 angle of up to 101 is off by up to 101 * 2^-24 of a power's few roundings; x is up to 4.
-    np.testing.assert_allclose(turned(x, array(positions)), expected, rtol=0, atol=4 * 4 * 101 * 2**-24)
-    assert turned(x.astype(jnp.bfloat16), array(positions)).dtype == jnp.bfloat16
-
-
-def test_llama_3s_frequencies_are_those_of_transformers():
-    scaling = 32.0
-    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": scaling}
-    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    config = LlamaConfig(hidden_size=128, num_attention_heads=1, head_dim=128, rope_parameters=rope)
-    expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
-    found, unscaled = (inverse_frequencies(128, 500000.0, factor) for factor in (scaling, 1.0))
-    assert (expected < np.asarray(unscaled) * 0.99).sum() > 10
-    # transformers' are a power, a clip and a few products in float32, each exact to 2^-24 relative to its
-    # result, the power to a few of that per unit of the exponent's logarithm, 13.
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
 
 # --- the mask ---
 
@@ -117,7 +80,7 @@ def packed_tokens():
     return tokens, documents
 
 
-@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("position", ["rope", *slowly("learned")])
 def test_a_document_in_a_packed_row_is_as_if_alone(position):
     model = large(replace(PACKED, position=position))
     tokens, documents = packed_tokens()

@@ -48,6 +48,7 @@ def test_a_device_that_is_not_there_is_one_line(command, tmp_path):
     assert said.startswith("device=tpu: JAX finds none on this machine; use --device=cpu")
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_not_there_is_one_line_like_a_device(tiny, tmp_path):
     done = run_python("train.py", *tiny(tmp_path, device="auto"), JAX_PLATFORMS="cuda")
     said = error_line(done.stderr)

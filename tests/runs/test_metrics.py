@@ -275,12 +275,6 @@ def test_mfu_is_the_model_flops_over_the_peak_of_all_devices(clock, monkeypatch)
         assert "mfu" not in speed.figures()
 
 
-def test_there_is_no_mfu_of_an_unknown_device(clock):
-    speed = Speed(OPTIONS, CONFIG, devices=1)  # a CPU
-    run_step(speed, clock, 0, 1)
-    assert "mfu" not in speed.figures()
-
-
 def test_memory_is_the_devices_peak_where_it_tells_and_the_process_peak_elsewhere(clock, monkeypatch):
     before, part, filled = peak_memory(), 2**26, []
     while peak_memory() < before + part:  # at first it may take up what was freed

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from functools import partial
 
 import jax
 import numpy as np
@@ -92,26 +91,7 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
     assert_close(found, expected, ROUNDING)
 
 
-def with_kernel(kernel, options):
-    """A new model; the step computes attention with that kernel, which `choose_kernel` refuses on a CPU."""
-    return create_state(model_config(options, V, EOT), options).model
-
-
-SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data:2,fsdp:2,tensor:2", "stage:4,data:2"])
-@pytest.mark.parametrize("create", [CUDNN, SPLASH])
-def test_attentions_kernels_compute_on_every_mesh_what_einsum_does_on_one_device(create, mesh):
-    options = replace(LLAMA, n_layer=4, block_size=128, gradient_accumulation_steps=2)
-    options = replace(options, document_mask=True, window=50)
-    expected_loss, expected = on_one_device(new_model, options)
-    loss, found = loss_and_gradients(create, options, mesh)
-    assert loss == pytest.approx(expected_loss, rel=ROUNDING)
-    assert_close(found, expected, ROUNDING)
-
-
 def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers():
     options = replace(LLAMA, **INTERLEAVED, batch_size=B)
     x, y = random_batch(options, V)[:, 0]
@@ -206,10 +186,7 @@ def test_processes_with_stages_of_their_own_train_as_one(one, tiny, tmp_path):
 @pytest.mark.parametrize(
     "changes, says",
     [
-        (
-            dict(n_layer=6),
-            "n_layer=6 must be a multiple of the 4 stages that mesh=stage:4",
-        ),
+        (dict(n_layer=6), "n_layer=6 must be a multiple of the 4 stages that mesh=stage:4"),
         (dict(INTERLEAVED, gradient_accumulation_steps=6), "6 microbatches must be a multiple of 4 stages"),
         (dict(virtual_stages=2), "virtual_stages=2, but 1f1b has one chunk per rank: use interleaved"),
     ],

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from common.errors import UserError
 from docs.timeline import Classic, bubble, inputs_held, make_schedule
 from parallel.pipeline.schedule import Schedule, Task
 
@@ -104,18 +103,3 @@ def test_1f1b_holds_as_much_for_any_number_of_microbatches_and_gpipe_all_of_them
         assert [inputs_held(Schedule("1f1b", 4, 1, M), rank) for rank in range(4)] == [7, 5, 3, 1]
         assert [inputs_held(Schedule("gpipe", 4, 1, M), rank) for rank in range(4)] == [M] * 4
         assert Schedule("1f1b", 4, 1, M).table()[1:] == (5, 1)
-
-
-# --- what cannot be -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "shape, says",
-    [
-        (("interleaved", 4, 1, 6), "6 microbatches must be a multiple of 4 stages"),
-        (("1f1b", 4, 2, 8), "virtual_stages=2, but 1f1b has one chunk per rank: use interleaved"),
-    ],
-)
-def test_what_cannot_be_is_refused(shape, says):
-    with pytest.raises(UserError, match=says):
-        Schedule(*shape)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from config.options import Options
-from tests.helpers import moved, slowly
+from tests.helpers import moved
 from tools.benchmarks.torch_step import TorchStep
 from training.state import create_state, model_config
 from training.step import compile_step
@@ -46,7 +46,8 @@ def agree(ours: np.ndarray, twins: torch.Tensor, name: str) -> None:
     np.testing.assert_allclose(ours, twins, rtol=1e-4, atol=1e-5 * abs(twins).max(), err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [dict(mlp="swiglu"), *slowly(dict(mlp="gelu", bias=True))])
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [dict(mlp="swiglu"), dict(mlp="gelu", bias=True)])
 def test_twin_does_what_the_jax_step_does(shape):
     options = Options(
         **TINY,

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs.metrics import flops_per_token
-from tests.helpers import slowly
+from tests.helpers import MODERN, slowly
 from tools.planning.fit import traced_flops
 from tools.planning.program import Program, device_groups, product_flops
 from training.state import model_config, state_shapes
@@ -51,12 +51,14 @@ def flops(**changes) -> tuple[float, float]:
         return traced_flops(state_shapes(config, options), options), formula
 
 
-@pytest.mark.parametrize("mesh", ["data:1", "data:8", *slowly("fsdp:2,tensor:4")])
-def test_a_step_has_the_flops_of_the_formula_and_more_if_it_computes_again(mesh):
+@pytest.mark.parametrize(
+    "mesh, shape", [("data:1", MODERN), ("data:8", dict(n_kv_head=2)), *slowly(("fsdp:2,tensor:4", {}))]
+)
+def test_a_step_has_the_flops_of_the_formula_and_more_if_it_computes_again(mesh, shape):
     """On data:8 each device sums its own rows first, in a program of its own."""
-    traced, formula = flops(mesh=mesh, n_kv_head=2)
+    traced, formula = flops(mesh=mesh, **shape)
     assert traced == formula
-    again, formula = flops(mesh=mesh, n_kv_head=2, remat="block")
+    again, formula = flops(mesh=mesh, **shape, remat="block")
     assert 1.2 * formula < again < 4 / 3 * formula
 
 

@@ -27,7 +27,7 @@ from generation.decode import generate
 from generation.sampling import GREEDY
 from model import GPT, GPTConfig, leaf_name
 from runs.load import load_run
-from tests.helpers import ROOT
+from tests.helpers import ROOT, slowly
 from tests.tools.serving.conftest import save_random
 from tools.inside.views import heads, lens
 from tools.serving.html_file import SPLITS, conversations, html, in_javascript
@@ -80,7 +80,13 @@ def ask(folder: Path, *questions: tuple[str, dict]) -> list:
 
 
 @node
-@pytest.mark.parametrize("shape, kept", [*((shape, "bfloat16") for shape in SHAPES), ("llama", "int8")])
+@pytest.mark.parametrize(
+    "shape, kept",
+    [
+        *(("gpt2", "bfloat16"), ("window", "bfloat16"), ("llama", "int8")),
+        *slowly(("documents", "bfloat16"), ("llama", "bfloat16")),
+    ],
+)
 def test_logits_heads_and_lens_are_those_of_jax(tmp_path, shape, kept):
     model = written(tmp_path, random_model(SHAPES[shape]), kept)
     ids, (H, K) = np.random.default_rng(0).integers(0, 33, 24), (4, model.config.kv_heads)

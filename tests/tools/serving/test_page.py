@@ -59,7 +59,7 @@ def test_a_text_is_written_looked_at_and_gone_on_from_elsewhere(open_page):
     assert again != first and again.startswith("the <b>qu") and len(again) == len(first)
 
 
-@both
+@both_at_last
 def test_the_text_is_edited_anywhere_and_undo_keeps_what_was_typed(open_page):
     page = open_page(expected=["400 (Bad Request)"])
     write(page, "the quick")
@@ -240,7 +240,7 @@ def test_how_a_token_came_to_be_is_played_stepped_and_stopped(open_page):
     assert chosen_head(page).startswith("layer 2, ")
 
 
-@both
+@both_at_last
 def test_attention_of_a_token_and_of_all_heads(open_page):
     page = open_page("attention?layer=7&head=2")  # which is not there: the sharpest is shown
     show(page, "the quick brown fox jumps")
@@ -270,7 +270,7 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     page.wait_for_selector("#attention .told:has-text('t (token 1) gives 100% of its attention to t')")
 
 
-@both
+@both_at_last
 def test_a_cell_explains_its_arithmetic(open_page):
     page = open_page("attention")
     show(page, "the quick")
@@ -293,7 +293,7 @@ def test_a_cell_explains_its_arithmetic(open_page):
     page.wait_for_function("() => /read=\\d+/.test(location.hash)")
 
 
-@both
+@both_at_last
 def test_the_lens_layer_by_layer(open_page):
     page = open_page("lens")
     show(page, "the quick")
