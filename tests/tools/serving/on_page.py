@@ -13,10 +13,9 @@ both = pytest.mark.parametrize("at", ["server", "file"], indirect=True)
 both_at_last = pytest.mark.parametrize(
     "at", ["server", pytest.param("file", marks=pytest.mark.slow)], indirect=True
 )
-VIEWS = ["write", "chat", "attention", "lens", "loss", "run"]
+VIEWS = ["write", "attention", "lens", "loss", "run"]
 READY = {  # what is there once a view is
     "write": ".path button",
-    "chat": "#chat-lacks:has-text('no chat template')",
     "attention": ".grid canvas",
     "lens": "#lens td",
     "loss": "#loss circle",

@@ -21,8 +21,13 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     area = page.locator("#area").bounding_box()
     assert area["y"] + area["height"] <= PHONE["height"]  # it need not be looked for
     write(page, "the quick brown fox jumps over <img src=x onerror=alert(1)>", tokens=40)
+    assert page.locator("#place").is_hidden()  # it is a sheet, which a tap opens
     page.locator(".token").nth(30).tap()
     page.wait_for_selector(".place h3:has-text('token 31')")
+    sheet = page.locator("#place").bounding_box()
+    assert sheet["y"] + sheet["height"] == pytest.approx(PHONE["height"], abs=1)
+    page.get_by_role("button", name="Close").tap()
+    assert page.locator("#place").is_hidden()
     for view in VIEWS:
         page.click(f"#tab-{view}")
         page.wait_for_selector(READY[view])

@@ -233,7 +233,7 @@ function answers(served) {
   return { write, "inside/model": () => shown, "inside/checkpoints": () => ({ checkpoints: [] }),
     "inside/example": () => told(read(shown.example)), "inside/tokens": ({ text }) => told(read(text)),
     "inside/chat": ({ messages }) => told(prompt(messages)), "inside/places": places, "inside/attention": attention,
-    "inside/cell": cell, "inside/lens": lens };
+    "inside/cell": cell, "inside/lens": lens, "inside/questions": () => ({ questions: shown.questions ?? [] }) };
 }
 
 /** The token below which a share of the probabilities lies. @param {Float32Array} probabilities */
@@ -255,7 +255,7 @@ export const get = (path) => post(path, {});
 
 /** @type {typeof import("./api.js").post} */
 export async function post(path, body, signal) {
-  return answers(await loaded)[path](body, signal);
+  return answers(await loaded)[path](/** @type {any} */ (body), signal);
 }
 
 /** @type {typeof import("./api.js").stream} */

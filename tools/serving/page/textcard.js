@@ -8,15 +8,19 @@ import { likelihoods } from "./looked.js";
 import * as loss from "./loss.js";
 import { batch, effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { at, change, future, merged, model, past, settings, text, undo, view, writing } from "./store.js";
+import { at, change, choose, draft, future, learned, merged, model, past, settings, text, undo, view, writing }
+  from "./store.js";
 import * as tokens from "./tokens.js";
 import { again, said, say, write } from "./writing.js";
 
 export const area = byId("area");
 export const editing = state(true);
 
-const { box, surprise } = tokens;
+const FOLLOWS = 250; // milliseconds without a key, after which the panel follows what is typed
+
+const { box, surprise, UNLEARNED } = tokens;
 const tints = { attention: attention.tints, loss: loss.tints }; // of the tokens; in other views, how likely they were
+let typing = 0; // a timer
 let starting = false; // a second press finds the first under way
 
 effect(() => {
@@ -32,8 +36,10 @@ effect(() => {
   tokens.show(text.value.tokens, busy);
   if ((busy || before) && follows) box.scrollTop = box.scrollHeight;
   box.classList.toggle("writing", busy);
-  const shown = tints[view.value]?.() ?? likelihoods().map(surprise);
+  const shown = tints[view.value]?.() ?? likelihoods().map((p, i) => (learned.value[i] ? surprise(p) : UNLEARNED));
   tokens.mark(at.value, shown);
+  byId("unlearned").hidden = !shown.includes(UNLEARNED);
+  document.body.classList.toggle("no-text", !text.value.tokens.length);
   byId("legend").hidden = !shown.some((tint) => tint && tint.side === undefined);
 });
 
@@ -59,6 +65,10 @@ clicks(byId("undo"), takeBack);
 clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
 clicks(byId("save"), save);
+area.addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(follow, FOLLOWS);
+});
 clicks(byId("new"), () => { begin(); edit(); });
 
 // Keys that work wherever the focus is
@@ -89,13 +99,28 @@ function edit(i = text.peek().tokens.length) {
   area.setSelectionRange(caret, caret);
 }
 
+/** Show of what is being typed what could come next. It becomes a change of the text when it is settled. */
+async function follow() {
+  const typed = area.value;
+  if (!model.peek() || !editing.peek() || !typed) return;
+  const { tokens } = await post("inside/tokens", { text: typed }).catch(() => ({ tokens: null })); // settle() tells why
+  if (!tokens || !editing.peek() || area.value !== typed) return;
+  const { tokens: had, by, drawn } = (draft.value ??= text.peek());
+  let end = 0;
+  const caret = tokens.findIndex(({ text }) => (end += text.length) > area.selectionStart);
+  batch(() => {
+    text.value = { tokens: merged(had, tokens), from: tokens.length, by, drawn };
+    choose(caret < 0 ? tokens.length : caret);
+  });
+}
+
 /** @param {import("./store.js").Token[]} tokens */
 const spelled = (tokens) => tokens.map((token) => token.text).join("");
 
 /** Take the text over from the field. Return whether there is one. */
 export async function settle() {
   if (!editing.peek()) return text.peek().tokens.length > 0;
-  const typed = area.value, { tokens, by, drawn } = text.peek();
+  const typed = area.value, before = draft.peek() ?? text.peek(), { tokens, by, drawn } = before;
   if (!typed) {
     say("Type the beginning of a text first.");
     return false;
@@ -106,6 +131,7 @@ export async function settle() {
   batch(() => {
     editing.value = false;
     if (!same) change({ tokens: next, from: next.length, by, drawn });
+    else restore();
   });
   say("");
   return true;
@@ -130,6 +156,12 @@ function save() {
   setTimeout(() => URL.revokeObjectURL(href), 1000);
 }
 
+/** Show the text before what was typed. */
+function restore() {
+  if (draft.peek()) text.value = draft.peek();
+  draft.value = null;
+}
+
 async function go() {
   if (writing.peek() || starting || !valid()) return;
   starting = true;
@@ -139,7 +171,10 @@ async function go() {
 
 async function takeBack() {
   if (editing.peek() && area.value) await settle(); // so that what was typed can be had again
-  else if (text.peek().tokens.length) editing.value = false;
+  else {
+    restore();
+    if (text.peek().tokens.length) editing.value = false;
+  }
   undo();
   if (!text.peek().tokens.length) edit();
 }
