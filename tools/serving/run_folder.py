@@ -130,11 +130,12 @@ class RunFolder:
 
 
 def first_questions(tokens: TokenFile, chat: Renderer, most: int = 6) -> list[str]:
-    """Return short first questions of conversations without a system message, each once."""
+    """Return short first questions of conversations without a system message, by different first words."""
     prompt = chat.prompt([{"role": "user", "content": MARK}])
     before, after = map(re.escape, chat.tokenizer.decode(prompt).split(MARK))
     text = chat.tokenizer.decode(tokens.read([0], min(8192, len(tokens)))[0])
-    return [*dict.fromkeys(re.findall(f"{before}(.{{1,60}}?){after}", text))][:most]
+    found = re.findall(f"{before}(\\S.{{0,59}}?){after}", text)
+    return [*{question.split()[0].lower(): question for question in found}.values()][:most]
 
 
 def starts_of(manifest: Manifest) -> dict[str, str]:

@@ -193,7 +193,6 @@ def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_pag
     waiting = "no model yet · waiting for the first checkpoint of run"
     with starting(out_dir=str(tmp_path / "run"), follow=True) as at:
         page = open_page(expected=["503"], empty=False, at=f"{at}/", shows=waiting)
-        assert page.locator("#save").get_attribute("aria-disabled") == "true"
         page.locator("#area").fill("the ")
         page.keyboard.press("Control+Enter")
         page.wait_for_selector(".message.bad:has-text('try again later')")
@@ -203,7 +202,6 @@ def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_pag
         page.keyboard.press("Control+Enter")
         written(page, 100)
         assert text_of(page).startswith("the ")
-        assert page.locator("#save").get_attribute("aria-disabled") == "false"
         page.close()  # before the server ends, which it asks every second
 
 

@@ -118,13 +118,13 @@ def test_the_page_knows_what_begins_and_ends_an_answer(server, renderer):
 
 
 def test_first_questions_are_those_of_the_validation_text(renderer, tmp_path):
-    asked = [f"the cat {'sat ' * (i % 3)}on mat {i}?" for i in range(60)]
+    asked = [f"{'the cat sat on a mat?'[i % 9 :].strip()}{i}" for i in range(60)]
     lines = [[{"role": "user", "content": text}, {"role": "assistant", "content": "mat"}] for text in asked]
     (tmp_path / "c.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in lines))
     source = Files([str(tmp_path / "c.jsonl")])
     write_conversations(tmp_path / "data", source, renderer, 127, 0.5, None)
     found = first_questions(Dataset(str(tmp_path / "data")).tokens("val"), renderer)
-    assert len(set(found)) == 6 and set(found) <= set(asked)
+    assert len({text.split()[0] for text in found}) == len(found) == 6 and {*found} <= {*asked}
 
 
 def test_rollouts_are_told_as_written_and_nonsense_is_refused_in_a_line(server, run, groups):

@@ -7,7 +7,7 @@ import { checkpoints, title } from "./loss.js";
 import { alternatives } from "./place.js";
 import { effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { model } from "./store.js";
+import { idsOf, model } from "./store.js";
 import { surprise } from "./tokens.js";
 import { nextSeed, streamed, written } from "./writing.js";
 
@@ -134,9 +134,6 @@ async function send() {
 
 /** The tokens after which turn i was, or is, answered. */
 const promptOf = async (i) => (await post("inside/chat", { messages: messages(i) })).tokens;
-
-/** @param {import("./store.js").Token[]} tokens */
-const idsOf = (tokens) => tokens.map(({ id }) => id);
 
 const messages = (n) => turns.peek().slice(0, n).map(({ role, content }) => ({ role, content }));
 

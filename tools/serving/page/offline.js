@@ -255,7 +255,7 @@ export const get = (path) => post(path, {});
 
 /** @type {typeof import("./api.js").post} */
 export async function post(path, body, signal) {
-  return answers(await loaded)[path](/** @type {any} */ (body), signal);
+  return /** @type {any} */ (answers(await loaded))[path](body, signal);
 }
 
 /** @type {typeof import("./api.js").stream} */

@@ -65,14 +65,13 @@ function tells() {
 function draw() {
   byId("charts").hidden = !records.length;
   const points = (name) => records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
-  const curve = (field, name, kind, colour, hollow) => ({ name, kind, colour, hollow, points: points(field) });
+  const curve = (field, name, kind, colour) => ({ name, kind, colour, points: points(field) });
   const { field, title, best, sign, curves } = records.some((record) => "val/reward" in record) ? REWARD : LOSS;
   showScore ??= chart(byId("run-chart"), { title, tools: true, ...together });
-  const last = records.findLast((record) => "loss" in record) ?? {};
-  const tasks = Object.keys(last).filter((name) => name.startsWith("reward/")).map((name, i) =>
-    [name.replace("reward/", "val/"), name.replace("reward/", "held out: "), "dots", 2 + (i % 2), i > 1]);
-  showScore([...curves, ...tasks].map((each) => curve(...each)));
+  showScore(curves.map((each) => curve(...each)));
+  byId("of-loss").hidden = field !== "loss";
   for (const { show, name } of small) show([curve(name, "", "line", 1)]);
+  const last = records.findLast((record) => "loss" in record) ?? {};
   const found = points(`val/${field}`).sort((a, b) => sign * (a[1] - b[1]))[0];
   const whole = (x) => x && Math.round(x).toLocaleString("en");
   byId("run-figures").replaceChildren(...figures([

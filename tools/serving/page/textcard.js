@@ -2,14 +2,13 @@
 
 import { post } from "./api.js";
 import * as attention from "./attention.js";
-import { byId, clicks, el } from "./dom.js";
+import { byId, clicks } from "./dom.js";
 import { begin } from "./history.js";
 import { likelihoods } from "./looked.js";
 import * as loss from "./loss.js";
 import { batch, effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { at, change, choose, draft, future, learned, merged, model, past, settings, text, undo, view, writing }
-  from "./store.js";
+import { at, change, choose, draft, future, learned, merged, model, past, text, undo, view, writing } from "./store.js";
 import * as tokens from "./tokens.js";
 import { again, said, say, write } from "./writing.js";
 
@@ -51,7 +50,6 @@ effect(() => {
   byId("undo").ariaDisabled = busy || !(past.value.length || editing.value);
   byId("redo").ariaDisabled = busy || editing.value || !future.value.length;
   byId("edit").ariaDisabled = byId("new").ariaDisabled = busy;
-  byId("save").ariaDisabled = busy || !model.value;
   byId("by").textContent = drawn ? `written by ${by}, with the seed ${drawn.seed}` : example
     ? "An example from the validation text. Press Write to go on with it, or just type a text of your own." : "";
   byId("message").textContent = said.value.text;
@@ -64,7 +62,6 @@ clicks(byId("again"), again);
 clicks(byId("undo"), takeBack);
 clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
-clicks(byId("save"), save);
 area.addEventListener("input", () => {
   clearTimeout(typing);
   typing = setTimeout(follow, FOLLOWS);
@@ -143,17 +140,6 @@ export async function present(next, place) {
   if (area.value) await settle();
   editing.value = false;
   change(next, place);
-}
-
-/** Save the text with all that is known of it as JSON. */
-function save() {
-  const { name, version } = model.peek(), { tokens, from, by, drawn } = text.peek(), known = likelihoods();
-  const content = { model: name, checkpoint: by ?? version, prompt_tokens: from, ...(drawn ?? settings.peek()),
-    // Of what is not known the logarithm is NaN, which JSON writes as null.
-    tokens: tokens.map(({ id, text, probability }, i) => ({ id, text, logprob: Math.log(probability ?? known[i]) })) };
-  const href = URL.createObjectURL(new Blob([JSON.stringify(content, null, 1)], { type: "application/json" }));
-  el("a", { href, download: `${name}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(href), 1000);
 }
 
 /** Show the text before what was typed. */
