@@ -1,5 +1,8 @@
 """Helpers drive the page with Playwright, in Debian's headless chromium."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 expect = pytest.importorskip(
@@ -13,6 +16,7 @@ both = pytest.mark.parametrize("at", ["server", "file"], indirect=True)
 both_at_last = pytest.mark.parametrize(
     "at", ["server", pytest.param("file", marks=pytest.mark.slow)], indirect=True
 )
+AXE = Path(os.environ.get("NODE_PATH", "node_modules"), "axe-core/axe.min.js")  # of npm
 VIEWS = ["write", "attention", "lens", "loss", "run"]
 READY = {  # what is there once a view is
     "write": ".path button",
@@ -21,6 +25,15 @@ READY = {  # what is there once a view is
     "loss": "#loss circle",
     "run": "#run-figures dd",
 }
+
+
+def found_by_axe(page):
+    """What breaks axe-core's rules, if that is installed."""
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm install axe-core")
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run().then(({ violations }) => violations)")
+    return [(x["id"], [node["html"] for node in x["nodes"]]) for x in found]
 
 
 def button(page, name):

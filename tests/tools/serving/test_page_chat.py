@@ -15,10 +15,10 @@ from data.writer import load_tokenizer
 from generation.decode import generate
 from generation.sampling import GREEDY
 from runs.load import load_run
-from tests.helpers import ROOT
+from tests.helpers import ROOT, slowly
 from tests.models import forward, nll
 from tests.tools.serving.conftest import save_random
-from tests.tools.serving.on_page import button, chosen, expect
+from tests.tools.serving.on_page import button, chosen, expect, found_by_axe
 from tests.tools.serving.served_run import ask, serving
 from tools.serving.html_file import html
 from tools.serving.run_folder import first_questions
@@ -286,6 +286,8 @@ def test_the_checkpoint_before_answers_beside(open_page, server, renderer):
     expect(own.locator(".token")).to_have_text(
         by_the_api(server, renderer, SAID[1:], temperature=0, max_tokens=6)
     )
+    own.locator(".token").first.click()
+    page.wait_for_selector("#alternatives .choice")
     assert "before: before" in other.inner_text() and "iteration 0" in own.inner_text()
 
 
@@ -303,6 +305,22 @@ def test_what_was_not_learned_is_grey_and_not_in_the_averages(open_page):
     )
     assert sides == ["unlearned"] * (len(sides) - 6) + [""] * 6
     assert page.locator("#tokens .special").count() == 4  # the document's start, two turns' starts, one end
+
+
+@pytest.mark.parametrize("scheme", ["light", *slowly("dark")])
+def test_axe_finds_nothing_in_chat_and_rollouts(open_page, scheme):
+    page = open_page("chat?temperature=0&max_tokens=6", color_scheme=scheme, **NO_EXAMPLE)
+    page.wait_for_selector("#questions button")
+    assert found_by_axe(page) == []
+    page.get_by_label("Beside").select_option("before: before")
+    say(page, "the cat?", turns=2)
+    page.locator("#turns li.pair .token").last.click()
+    page.wait_for_selector("#alternatives .choice")
+    assert found_by_axe(page) == []
+    page.keyboard.press("Escape")
+    page.click("#tab-rollouts")
+    page.wait_for_selector("#groups .token")
+    assert found_by_axe(page) == []
 
 
 # --- Rollouts -----------------------------------------------------------------------------------------------

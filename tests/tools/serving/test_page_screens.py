@@ -1,15 +1,12 @@
 """The page on every screen: a phone, 4K, dark, forced colours; and by the rules of axe-core, if installed."""
 
-import os
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.helpers import slowly
-from tests.tools.serving.on_page import READY, VIEWS, write
+from tests.tools.serving.on_page import READY, VIEWS, found_by_axe, write
 
-MODULES = Path(os.environ.get("NODE_PATH", "node_modules"))  # of npm
 PHONE = {"width": 360, "height": 740}
 
 
@@ -100,13 +97,9 @@ def test_forced_colours_keep_a_tint_as_a_line_and_a_label_says_the_probability(o
 
 @pytest.mark.parametrize("scheme", ["light", *slowly("dark")])
 def test_axe_finds_nothing(open_page, scheme):
-    if not (axe := MODULES / "axe-core" / "axe.min.js").is_file():
-        pytest.skip("axe-core is not installed: npm install axe-core")
     page = open_page(color_scheme=scheme)
     write(page, "the quick")
-    page.evaluate(axe.read_text())
     for view in VIEWS:
         page.click(f"#tab-{view}")
         page.wait_for_selector(READY[view])
-        found = page.evaluate("axe.run().then(({ violations }) => violations)")
-        assert [(x["id"], [node["html"] for node in x["nodes"]]) for x in found] == [], view
+        assert found_by_axe(page) == [], view

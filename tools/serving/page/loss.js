@@ -91,8 +91,8 @@ export function tints() {
   const [mine, others] = both.value, { tokens } = text.value;
   return tokens.map((_, i) => {
     const n = i - tokens.length + (mine?.length ?? 0);
-    if (mine?.[n] === undefined) return null;
     if (!learned.value[i]) return UNLEARNED;
+    if (mine?.[n] === undefined) return null;
     if (!others) return surprise(2 ** -mine[n]);
     return gained(others[n] - mine[n], `${mine[n].toFixed(2)} bits, and ${others[n].toFixed(2)} with the other`);
   });

@@ -255,14 +255,14 @@ export const get = (path) => post(path, {});
 
 /** @type {typeof import("./api.js").post} */
 export async function post(path, body, signal) {
-  return /** @type {any} */ (answers(await loaded))[path](body, signal);
+  return answers(await loaded)[path](body, signal);
 }
 
 /** @type {typeof import("./api.js").stream} */
 export async function* stream(_, body, signal) {
   writer = signal;
   try {
-    yield* answers(await loaded).write(body, signal);
+    yield* answers(await loaded).write(/** @type {any} */ (body), signal);
   } finally {
     if (writer === signal) writer = null;
   }
