@@ -51,7 +51,8 @@ def write(page, text, tokens=20, seed=1):
 
 def written(page, tokens=20):
     page.wait_for_selector(f".message:has-text('{tokens} tokens in')")
-    page.wait_for_selector(".place .choice, .place:has-text('no longer')")
+    known = "#place .choice, #place:has-text('no longer')"
+    page.wait_for_selector(known, state="attached")  # on a phone it is not open
 
 
 def show(page, text):

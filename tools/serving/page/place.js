@@ -10,7 +10,7 @@ import { branch } from "./writing.js";
 
 const panel = byId("place");
 
-export const enter = () => panel.querySelector("button")?.focus();
+export const enter = () => panel.querySelector("button.choice")?.focus();
 
 effect(() => {
   const had = panel.contains(document.activeElement);
@@ -24,10 +24,12 @@ document.addEventListener("click", ({ target }) => {
 }, true); // before a choice goes
 
 panel.addEventListener("keydown", (event) => event.key === "Escape" && back());
-arrows(panel, (_, down, row) => {
-  const rows = [...panel.querySelectorAll("button")];
-  rows[(rows.indexOf(row) + down + rows.length) % rows.length]?.focus();
-});
+for (const place of [panel, byId("alternatives")]) {
+  arrows(place, (_, down, row) => {
+    const rows = [...place.querySelectorAll("button.choice")];
+    rows[(rows.indexOf(row) + down + rows.length) % rows.length]?.focus();
+  });
+}
 
 /** Return the focus to the text. */
 function back() {
@@ -88,6 +90,7 @@ export function alternatives(span, ...about) {
       pick(chosen);
     }));
   menu.showPopover();
+  (menu.querySelector("button.mine") ?? menu.querySelector("button")).focus();
 }
 
 function row(name, shares, before, after) {
