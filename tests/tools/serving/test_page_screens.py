@@ -23,7 +23,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     page.wait_for_selector(".place h3:has-text('token 31')")
     sheet = page.locator("#place").bounding_box()
     assert sheet["y"] + sheet["height"] == pytest.approx(PHONE["height"], abs=1)
-    page.get_by_role("button", name="Close").tap()
+    page.get_by_role("button", name="Close", exact=True).tap()
     assert page.locator("#place").is_hidden()
     for view in VIEWS:
         page.click(f"#tab-{view}")
