@@ -154,7 +154,8 @@ async function answered(path, question, said, read) {
   tell("answering …");
   try {
     tell(await streamed(path, question, answering, (event, drawn) => {
-      const [choice] = event.choices, more = read(choice), content = said.content + (choice.text ?? choice.delta.content ?? "");
+      const [choice] = event.choices, more = read(choice);
+      const content = said.content + (choice.text ?? choice.delta.content ?? "");
       said = { ...said, content, tokens: [...said.tokens, ...more], by: event.system_fingerprint, drawn };
       turns.value = [...before, said];
       return more.length;
@@ -192,7 +193,8 @@ async function look(i, n, span) {
 async function branch(i, prompt, tokens) {
   if (answering.peek() || !valid()) return;
   const ends = model.peek().marks.ends.includes(tokens.at(-1).id), begun = ends ? tokens.slice(0, -1) : tokens;
-  const content = begun.map(({ text }) => text).join(""), said = { ...turns.peek()[i], beside: undefined, tokens: begun, content };
+  const content = begun.map(({ text }) => text).join("");
+  const said = { ...turns.peek()[i], beside: undefined, tokens: begun, content };
   turns.value = turns.peek().slice(0, i);
   if (ends) turns.value = [...turns.peek(), said];
   else await answered("v1/completions", { prompt: idsOf([...prompt, ...tokens]), logprobs: 0 }, said, written);

@@ -70,7 +70,8 @@ function drawn({ iter, prompt, answers }) {
     const [text, ...tools] = answer(tokens.map((id) => ({ id, text: seen.peek().names[id] })), tints, whole);
     return el("li", { class: "turn" }, text, el("div", { class: "row faint" },
       `reward ${plain(reward)}, advantage ${signed(advantage)}${length > 1 ? `, ${length} times` : ""}`,
-      advantage !== 0 && el("span", { "data-side": advantage < 0 ? "bad" : "good", title: "advantage" }, bars(Math.abs(advantage) / most)),
+      advantage !== 0 && el("span", { "data-side": advantage < 0 ? "bad" : "good", title: "advantage" },
+        bars(Math.abs(advantage) / most)),
       ...tools));
   });
   const title = `Iteration ${iter}: mean reward ${plain(meanReward({ answers }))}`;
