@@ -24,6 +24,7 @@ import numpy as np
 
 from common.command_line import Checkpoint, Name, given
 from common.files import refusing, write_whole
+from data.conversations import Renderer
 from data.dataset import Batches, Dataset
 from hub.export import (
     architecture,
@@ -121,6 +122,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> str:
 def export_page(options: ExportOptions) -> str:
     """Write serve.py's page with the model in it. Raises UserError for a model that does not suit."""
     from tools.serving.html_file import html  # here: the other formats do without the tools
+    from tools.serving.run_folder import first_questions
 
     path = Path(options.to)
     if path.suffix != ".html":
@@ -132,11 +134,12 @@ def export_page(options: ExportOptions) -> str:
         what = f"out_dir={options.out_dir}: {size:,} parameters are more than the {MOST_ON_A_PAGE:,}"
         raise UserError(f"{what} that a browser computes with at ease: use serve.py")
     tokenizer = tokenizer_of(manifest.tokenizer, "resume", options.out_dir)
-    known = {"name": path.stem, "version": f"iter-{iteration}", "example": []}
+    known = {"name": path.stem, "version": f"iter-{iteration}", "example": [], "questions": []}
     tokens = None
     with suppress(UserError):  # the data set may not be here
         tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
         known["example"] = tokens.read([0], min(64, model.config.block_size, len(tokens)))[0].tolist()
+        known["questions"] = first_questions(tokens, Renderer(tokenizer))
     model = plain(model)
     weights = options.weights or WEIGHTS["html"][0]
     page, kept = html(model, known, tokenizer, weights)

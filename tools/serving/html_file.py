@@ -21,6 +21,7 @@ from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
 from model import GPT, leaf_name
 from tools.inside.views import limits, shape
 from tools.serving.server import PAGE
+from tools.serving.text import marks
 
 MAX_TOKENS = 1024  # new ones that the page may ask for
 # The page asks nobody for anything. Its modules are data: URLs, which an import map names.
@@ -47,7 +48,8 @@ ADVICE = (
 def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, kept: str) -> tuple[str, GPT]:
     """Return the file, and the model as it is there. Its matrices are `kept` in bfloat16 or int8.
 
-    `known` has the name, version and example. Raises UserError for a tokenizer that the page cannot follow.
+    `known` has name, version, example and questions. Raises UserError for a tokenizer that the page cannot
+    follow.
     """
     config = model.config
     vocab_size = min(tokenizer.vocab_size, config.vocab_size)
@@ -55,11 +57,14 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, kept: str) -> 
     arrays |= {name: arrays[name][:vocab_size] for name in ("wte", "lm_head") if name in arrays}
     parts = {name: keep(name, x, kept) for name, x in arrays.items()}
     weights = b"".join(data for _, data, _ in parts.values())
+    chat, template, lacks = None, None, None
     try:
-        template, lacks = conversations(Renderer(tokenizer)), None
+        chat = Renderer(tokenizer)
+        template = conversations(chat)
     except UserError as error:
-        template, lacks = None, str(error)
+        lacks = str(error)
     shown = known | {
+        "marks": marks(tokenizer, chat),
         "config": shape(replace(config, vocab_size=vocab_size), "float32"),  # in which the page computes
         "vocab_size": vocab_size,
         "parameters": [

@@ -3,6 +3,8 @@
 import base64
 import sys
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
+from itertools import takewhile
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -16,7 +18,7 @@ from pydantic import Field
 
 from common.command_line import spell
 from common.errors import UserError
-from generation.decode import limit_vocabulary
+from generation.decode import generate, limit_vocabulary
 from generation.sampling import Settings, drawn_from
 from model import GPT
 from runs.checkpoint import arrays_by_name
@@ -25,7 +27,7 @@ from tools.serving.requests import Body, Drawing, Ids, Message, read_ids, read_m
 from tools.serving.run_folder import ROLLOUTS, RunFolder
 from tools.serving.served import Served
 from tools.serving.server import ApiError
-from tools.serving.text import read_prompt, spelling
+from tools.serving.text import marks, read_prompt, spelling
 
 EXAMPLE = 64  # tokens of the validation text
 LIKELIEST = 10  # tokens of a place
@@ -64,6 +66,7 @@ async def model(served: Here) -> dict:
         "config": shape(config, served.model.head.dtype.name),
         "vocab_size": served.vocab_size,
         "tokenizer": type(served.tokenizer).__name__,
+        "marks": marks(served.tokenizer, served.chat),
         "parameters": [
             {
                 "name": name,
@@ -125,6 +128,16 @@ def example(served: Here) -> Response:
         raise ApiError("the data set of the run is not here", status=404, code="no_data") from None
 
 
+@inside.get("/questions")
+def questions(served: Here) -> dict:
+    """What a reader may ask a chat model first."""
+    found = []
+    if served.run and not isinstance(served.chat, str):
+        with suppress(UserError):  # the data set may not be here
+            found = served.run.questions(served.chat)
+    return {"questions": found}
+
+
 # Text
 
 
@@ -139,6 +152,11 @@ class Conversation(Body):
 
 class PlacesBody(Text, Drawing):
     prompt: int = Field(0, ge=0)
+
+
+class ContinuationBody(Text, Drawing):
+    seed: int = Field(ge=0, lt=2**32)
+    max_tokens: int = Field(ge=1)
 
 
 class LensBody(Text):
@@ -208,6 +226,24 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
     del found[-1]["before"], found[-1]["after"]  # no token stands after the text
     unseen = [None] * (len(ids) + 1 - len(found))
     return with_tokens(served, ids, places=unseen + found, names=names(served, ids, seen.likeliest))
+
+
+@inside.post("/continuation", dependencies=IN_TURN)
+def continuation(served: Here, fields: ContinuationBody) -> Response:
+    """How a checkpoint goes on with a text, up to a token that ends it. The API asks the served one alone."""
+    ids, drawn = read_text(fields, served, served.model.config.block_size), []
+    most = min(fields.max_tokens, served.max_tokens)
+    with jax.set_mesh(served.worker.mesh):
+        model = limit_vocabulary(weights_of(served, fields.checkpoint), served.vocab_size)
+        key = jax.random.key(fields.seed)
+        for some in generate(model, ids[None], key=key, max_new_tokens=most, settings=fields.settings):
+            drawn += some[0].tolist()
+            if not set(served.ends).isdisjoint(drawn):
+                break
+        drawn = [*takewhile(lambda token: token not in served.ends, drawn)]
+        seen = places(model, np.append(ids, np.array(drawn, np.int32)), len(ids), fields)
+    probabilities = rounded(np.asarray(seen.before[len(ids) - 1 : -1]))
+    return with_tokens(served, np.array(drawn, np.int32), probabilities=probabilities)
 
 
 @inside.post("/attention", dependencies=IN_TURN)

@@ -1,5 +1,6 @@
 """What the page is told of a run: its checkpoints, its records, and the answers that it learned from."""
 
+import re
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,8 @@ from common.command_line import NonNegativeInt
 from common.errors import UserError
 from common.files import refusing
 from config.options import RESUMING
-from data.dataset import Dataset
+from data.conversations import Renderer
+from data.dataset import Dataset, TokenFile
 from model import GPT
 from runs.checkpoint import Checkpoints, Manifest, latest_manifest
 from runs.load import is_run, load_pretrained, load_run
@@ -22,7 +24,8 @@ from runs.metrics import parse_record
 from training.compute import for_inference
 
 KEPT = 2  # models in memory, beside the served one
-START = "start"  # names the weights that a fine-tuned run started from
+START = "start"  # names the weights that a fine-tuned run started from; START-2, what that run started from
+MARK = "\u2603"  # stands for a question; no template writes it
 ROLLOUTS = "rollouts.jsonl"  # has a line for each question of an evaluation
 Ids = list[NonNegativeInt]
 
@@ -63,7 +66,7 @@ class RunFolder:
         self.load = lru_cache(KEPT)(self._load)
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Describe every checkpoint, the oldest first, and before them START."""
+        """Describe every checkpoint, the oldest first, and before them what the run started from."""
         checkpoints = Checkpoints(str(self.out_dir))
         found: list[dict[str, Any]] = []
         for iteration in checkpoints.iterations():
@@ -73,9 +76,10 @@ class RunFolder:
                 continue
             loss = checkpoints.loss(iteration) if manifest.score == "loss" else None
             if not found:
-                self.start, self.block_size = started_from(manifest), manifest.options.block_size
-                if self.start:
-                    found.append({"name": START, "iteration": None, "val_loss": None})
+                self.starts, self.block_size = starts_of(manifest), manifest.options.block_size
+                for name, start in self.starts.items():
+                    known = {"iteration": None, "val_loss": None}
+                    found.append({"name": name, "of": Path(start).name} | known)
             found.append({"name": f"iter-{iteration}", "iteration": iteration, "val_loss": loss})
         return found
 
@@ -84,7 +88,7 @@ class RunFolder:
         iteration = {found["name"]: found["iteration"] for found in self.checkpoints()}[name]
         if iteration is not None:
             model, *_ = load_run(str(self.out_dir), iteration)
-        elif is_run(start := str(self.start)):  # which checkpoints() has found
+        elif is_run(start := self.starts[name]):  # which checkpoints() has found
             model, *_ = load_run(start)
         else:
             model, _ = load_pretrained(start, self.block_size)
@@ -92,9 +96,16 @@ class RunFolder:
 
     def example(self, most: int) -> Int[np.ndarray, " T"]:
         """Return the first tokens of its validation text. Raises UserError."""
-        manifest = latest_manifest(str(self.out_dir))
-        tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
+        tokens = self.validation()
         return tokens.read([0], min(most, len(tokens)))[0].astype(np.int32)
+
+    def questions(self, chat: Renderer) -> list[str]:
+        """Return first questions of its validation conversations. Raises UserError."""
+        return first_questions(self.validation(), chat)
+
+    def validation(self) -> TokenFile:
+        manifest = latest_manifest(str(self.out_dir))
+        return Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
 
     def records(self, offset: int) -> dict[str, Any]:
         """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
@@ -116,6 +127,27 @@ class RunFolder:
             ):
                 groups.append(GROUP.validate_json(line, strict=True))
         return groups
+
+
+def first_questions(tokens: TokenFile, chat: Renderer, most: int = 6) -> list[str]:
+    """Return short first questions of conversations without a system message, by different first words."""
+    prompt = chat.prompt([{"role": "user", "content": MARK}])
+    before, after = map(re.escape, chat.tokenizer.decode(prompt).split(MARK))
+    text = chat.tokenizer.decode(tokens.read([0], min(8192, len(tokens)))[0])
+    found = re.findall(f"{before}(\\S.{{0,59}}?){after}", text)
+    return [*{question.split()[0].lower(): question for question in found}.values()][:most]
+
+
+def starts_of(manifest: Manifest) -> dict[str, str]:
+    """Return what a run started from, as START, and what that run did, as START-2: the oldest first."""
+    found: list[str] = []
+    with suppress(UserError):  # an earlier run may be gone
+        while (start := started_from(manifest)) and start not in found:
+            found.append(start)
+            if is_run(start):
+                manifest = latest_manifest(start)
+    named = {f"{START}-{n}" if n > 1 else START: start for n, start in enumerate(found, 1)}
+    return dict(reversed(named.items()))
 
 
 def started_from(manifest: Manifest) -> str | None:

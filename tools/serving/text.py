@@ -1,13 +1,16 @@
 """From tokens to the text that is sent: complete characters, and nothing of a stop string."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
-from data.tokenizer import Tokenizer
+from common.errors import UserError
+from data.conversations import Renderer
+from data.tokenizer import Tokenizer, end_tokens
 from generation.decode import Likelihood
 from generation.engine import Piece
 
@@ -127,3 +130,14 @@ def spelling(tokenizer: Tokenizer, token: int) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def marks(tokenizer: Tokenizer, chat: Renderer | str | None) -> dict[str, list[int]]:
+    """Return the special tokens, those that stand before an answer, and those that end one."""
+    asked, answer = [{"role": "user", "content": "a"}], []
+    if isinstance(chat, Renderer):
+        with suppress(UserError):  # a template may refuse it
+            said, prompt = chat.encode(asked).ids, chat.encode(asked, add_generation_prompt=True).ids
+            answer = prompt[len(said) :].tolist() if np.array_equal(prompt[: len(said)], said) else []
+    special = [i for name, i in tokenizer.names.items() if name not in tokenizer.added]
+    return {"special": special, "answer": answer, "ends": end_tokens(tokenizer.description)}

@@ -1,5 +1,8 @@
 """Helpers drive the page with Playwright, in Debian's headless chromium."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 expect = pytest.importorskip(
@@ -13,15 +16,24 @@ both = pytest.mark.parametrize("at", ["server", "file"], indirect=True)
 both_at_last = pytest.mark.parametrize(
     "at", ["server", pytest.param("file", marks=pytest.mark.slow)], indirect=True
 )
-VIEWS = ["write", "chat", "attention", "lens", "loss", "run"]
+AXE = Path(os.environ.get("NODE_PATH", "node_modules"), "axe-core/axe.min.js")  # of npm
+VIEWS = ["write", "attention", "lens", "loss", "run"]
 READY = {  # what is there once a view is
     "write": ".path button",
-    "chat": "#chat-lacks:has-text('no chat template')",
     "attention": ".grid canvas",
     "lens": "#lens td",
     "loss": "#loss circle",
     "run": "#run-figures dd",
 }
+
+
+def found_by_axe(page):
+    """What breaks axe-core's rules, if that is installed."""
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm install axe-core")
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run().then(({ violations }) => violations)")
+    return [(x["id"], [node["html"] for node in x["nodes"]]) for x in found]
 
 
 def button(page, name):
@@ -39,7 +51,8 @@ def write(page, text, tokens=20, seed=1):
 
 def written(page, tokens=20):
     page.wait_for_selector(f".message:has-text('{tokens} tokens in')")
-    page.wait_for_selector(".place .choice, .place:has-text('no longer')")
+    known = "#place .choice, #place:has-text('no longer')"
+    page.wait_for_selector(known, state="attached")  # on a phone it is not open
 
 
 def show(page, text):

@@ -168,6 +168,10 @@ def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
     looked_at = RunFolder(str(tuned))
     assert [x["name"] for x in looked_at.checkpoints()] == ["start", "iter-5"]
     np.testing.assert_array_equal(looked_at.load("start").wte, load_run(str(run))[0].wte)
+    again = RunFolder(str(train_run(tmp_path / "again", init_from=tuned, max_iters=5)))
+    names = [(x["name"], x.get("of")) for x in again.checkpoints()]
+    assert names == [("start-2", run.name), ("start", tuned.name), ("iter-5", None)]
+    np.testing.assert_array_equal(again.load("start-2").wte, load_run(str(run))[0].wte)
 
 
 # --- the run's records --------------------------------------------------------------------------------------

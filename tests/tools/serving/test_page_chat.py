@@ -6,18 +6,22 @@ import jax
 import numpy as np
 import pytest
 
-from data.conversations import Renderer
+from data.conversations import Renderer, write_conversations
+from data.dataset import Dataset
+from data.sources import Files
 from data.tokenizer import end_tokens
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
 from generation.decode import generate
 from generation.sampling import GREEDY
 from runs.load import load_run
-from tests.helpers import ROOT
+from tests.helpers import ROOT, slowly
+from tests.models import forward, nll
 from tests.tools.serving.conftest import save_random
-from tests.tools.serving.on_page import button, chosen, expect
+from tests.tools.serving.on_page import button, chosen, expect, found_by_axe
 from tests.tools.serving.served_run import ask, serving
 from tools.serving.html_file import html
+from tools.serving.run_folder import first_questions
 
 SAID = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
 PHONE = {"width": 360, "height": 740}
@@ -56,8 +60,10 @@ def groups(renderer):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, renderer, groups):
-    """A run with random weights that has the tokenizer of conversations, and rollouts."""
-    folder = save_random(tmp_path_factory.mktemp("chats") / "chats", renderer.tokenizer, block_size=128)
+    """A run with random weights, the tokenizer of conversations, rollouts, and a run that it began with."""
+    folders, shape = tmp_path_factory.mktemp("chats"), {"block_size": 128}
+    before = save_random(folders / "before", renderer.tokenizer, seed=7, **shape)
+    folder = save_random(folders / "chats", renderer.tokenizer, init_from=str(before), **shape)
     lines = "".join(json.dumps(group) + "\n" for group in groups)
     (folder / "rollouts.jsonl").write_text(lines + lines.partition("\n")[0][:50])  # one is being written
     return folder
@@ -86,6 +92,39 @@ def test_a_chat_with_a_run_begins_as_in_training_and_ends_at_each_end(server, re
         assert answer["usage"]["prompt_tokens"] == len(begun)
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert answer["choices"][0]["message"]["content"] == ""
+
+
+def test_a_text_is_gone_on_with_by_the_checkpoint_that_is_asked(server, run, renderer):
+    prompt, drawing = renderer.prompt(SAID), {"temperature": 0, "seed": 3, "max_tokens": 6}
+    for name, folder in ((None, run), ("start", run.parent / "before")):
+        model = load_run(str(folder))[0]
+        drawn = generate(model, prompt[None], key=jax.random.key(0), max_new_tokens=6, settings=GREEDY)
+        expected = np.concatenate(list(drawn), axis=1)[0].tolist()
+        body = {"text": prompt.tolist(), "checkpoint": name, **drawing}
+        status, told = ask(f"{server[0]}/inside/continuation", body)
+        assert status == 200 and [token["id"] for token in told["tokens"]] == expected
+        ids = np.array([[*prompt, *expected]], np.int32)
+        costs = np.asarray(nll(forward(model, ids[:, :-1]), ids[:, 1:]))[0, -6:]
+        assert told["probabilities"] == pytest.approx(np.exp(-costs), rel=1e-3)
+    body = {"text": prompt.tolist(), "checkpoint": "none", **drawing}
+    assert ask(f"{server[0]}/inside/continuation", body)[0] == 404
+
+
+def test_the_page_knows_what_begins_and_ends_an_answer(server, renderer):
+    marks = ask(f"{server[0]}/inside/model")[1]["marks"]
+    prompt, names = renderer.prompt(SAID).tolist(), renderer.tokenizer.names
+    assert prompt[-len(marks["answer"]) :] == marks["answer"] and marks["answer"][0] == names["<|im_start|>"]
+    assert sorted(marks["special"]) == sorted(names.values()) and names["<|im_end|>"] in marks["ends"]
+
+
+def test_first_questions_are_those_of_the_validation_text(renderer, tmp_path):
+    asked = [f"{'the cat sat on a mat?'[i % 9 :].strip()}{i}" for i in range(60)]
+    lines = [[{"role": "user", "content": text}, {"role": "assistant", "content": "mat"}] for text in asked]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in lines))
+    source = Files([str(tmp_path / "c.jsonl")])
+    write_conversations(tmp_path / "data", source, renderer, 127, 0.5, None)
+    found = first_questions(Dataset(str(tmp_path / "data")).tokens("val"), renderer)
+    assert len({text.split()[0] for text in found}) == len(found) == 6 and {*found} <= {*asked}
 
 
 def test_rollouts_are_told_as_written_and_nonsense_is_refused_in_a_line(server, run, groups):
@@ -185,7 +224,7 @@ def test_a_conversation(open_page, server, renderer):
 
 
 def test_a_conversation_in_a_file(open_page, renderer, run, tmp_path):
-    known = {"name": "chats", "version": "iter-0", "example": []}
+    known = {"name": "chats", "version": "iter-0", "example": [], "questions": []}
     page, model = html(load_run(str(run))[0], known, renderer.tokenizer, "bfloat16")
     (tmp_path / "model.html").write_text(page)
     page = open_page("chat?temperature=0&max_tokens=6", at=(tmp_path / "model.html").as_uri(), empty=False)
@@ -212,6 +251,76 @@ def test_an_answer_is_stopped_and_an_error_is_said(open_page):
     page.get_by_label("Message").fill("the cat sat on a mat? " * 30)
     button(page, "Send").click()
     page.wait_for_selector("#chat-told.bad:has-text('maximum context length is 128 tokens')")
+
+
+def test_a_first_visitor_clicks_a_question_then_another_token(open_page, server, renderer):
+    page = open_page(f"{server[0]}/", **NO_EXAMPLE)
+    assert page.locator("[role=tab]:visible").first.inner_text() == "Chat"
+    page.wait_for_selector("#questions button")
+    page.get_by_role("button", name="Hello! Who are you?").click()
+    answered(page, 2)
+    tokens = page.locator("#turns li").nth(1).locator(".token")
+    drawn = tokens.all_text_contents()
+    assert len(drawn) > 3 and page.locator("#questions").is_hidden()
+    tokens.nth(2).click()
+    choice = page.locator("#alternatives button.choice").nth(4)
+    taken = choice.locator("code").inner_text()
+    choice.click()
+    answered(page, 2)
+    expect(page.locator("#alternatives")).to_be_hidden()
+    assert tokens.all_text_contents()[:2] == drawn[:2]
+    assert tokens.nth(2).get_attribute("class").split()[:2] == ["token", "picked"]
+    shown = tokens.nth(2).text_content().replace(" ", "␣").replace("\n", "⏎")
+    assert taken in (shown, "") or taken.startswith("bytes:")
+
+
+def test_the_checkpoint_before_answers_beside(open_page, server, renderer):
+    page = open_page("chat?temperature=0&max_tokens=6", **NO_EXAMPLE)
+    page.get_by_label("Beside").select_option("before: before")
+    say(page, "the cat?", turns=2)
+    other, own = page.locator("#turns li.pair > div").all()
+    prompt = renderer.prompt(SAID[1:])
+    body = {"text": prompt.tolist(), "checkpoint": "start", "temperature": 0, "seed": 0, "max_tokens": 6}
+    expected = [token["text"] or "◌" for token in ask(f"{server[0]}/inside/continuation", body)[1]["tokens"]]
+    expect(other.locator(".token")).to_have_text(expected)
+    expect(own.locator(".token")).to_have_text(
+        by_the_api(server, renderer, SAID[1:], temperature=0, max_tokens=6)
+    )
+    own.locator(".token").first.click()
+    page.wait_for_selector("#alternatives .choice")
+    assert "before: before" in other.inner_text() and "iteration 0" in own.inner_text()
+
+
+def test_what_was_not_learned_is_grey_and_not_in_the_averages(open_page):
+    page = open_page("chat?temperature=0&max_tokens=6", **NO_EXAMPLE)
+    say(page, "the cat?", turns=2)
+    page.locator("#turns li").nth(1).get_by_role("button", name="Attention").click()
+    page.wait_for_selector("#most:has-text('this head attended to')")
+    page.click("#tab-loss")
+    page.wait_for_selector("#loss-figures dt:has-text('tokens of answers')")
+    figures = page.locator("#loss-figures div", has_text="tokens of answers").locator("dd")
+    assert figures.inner_text() == "6"
+    sides = page.locator("#tokens > .token:not(.next)").evaluate_all(
+        "all => all.map((one) => one.dataset.side)"
+    )
+    assert sides == ["unlearned"] * (len(sides) - 6) + [""] * 6
+    assert page.locator("#tokens .special").count() == 4  # the document's start, two turns' starts, one end
+
+
+@pytest.mark.parametrize("scheme", ["light", *slowly("dark")])
+def test_axe_finds_nothing_in_chat_and_rollouts(open_page, scheme):
+    page = open_page("chat?temperature=0&max_tokens=6", color_scheme=scheme, **NO_EXAMPLE)
+    page.wait_for_selector("#questions button")
+    assert found_by_axe(page) == []
+    page.get_by_label("Beside").select_option("before: before")
+    say(page, "the cat?", turns=2)
+    page.locator("#turns li.pair .token").last.click()
+    page.wait_for_selector("#alternatives .choice")
+    assert found_by_axe(page) == []
+    page.keyboard.press("Escape")
+    page.click("#tab-rollouts")
+    page.wait_for_selector("#groups .token")
+    assert found_by_axe(page) == []
 
 
 # --- Rollouts -----------------------------------------------------------------------------------------------

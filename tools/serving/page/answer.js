@@ -9,8 +9,9 @@ import { look, span } from "./tokens.js";
 
 /** Return the tokens, and the buttons. `whole` tells the text that the answer ends, which the views then share.
  * @param {import("./store.js").Token[]} tokens @param {import("./tokens.js").Tint[]} tints
- * @param {() => Promise<Text>} whole @returns {[HTMLElement, ...HTMLElement[]]} */
-export function answer(tokens, tints, whole) {
+ * @param {() => Promise<Text>} whole @param {(i: number, span: HTMLElement) => void} [pressed] what a press does
+ * @returns {[HTMLElement, ...HTMLElement[]]} */
+export function answer(tokens, tints, whole, pressed) {
   const spans = tokens.map(span);
   const box = el("p", { class: "text small", dir: "auto", role: "group", "aria-label": "answer" }, ...spans);
   let chosen = 0;
@@ -25,6 +26,9 @@ export function answer(tokens, tints, whole) {
       spans[i].tabIndex = i === chosen ? 0 : -1;
     }
   });
+  const press = ({ target }) => spans.includes(target) && pressed?.(spans.indexOf(target), target);
+  box.addEventListener("click", press);
+  box.addEventListener("keydown", (event) => event.key === "Enter" && press(event));
   arrows(box, (right, _, target) => right !== 0 && spans[spans.indexOf(target) + right]?.focus());
   const into = (name, label) => button({ class: "plain faint", title: "from the chosen token", onclick: async () => {
     view.value = name; // where it is told if that fails

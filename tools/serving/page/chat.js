@@ -1,22 +1,27 @@
 // The view Chat: a conversation with the model. An answer is streamed, and any turn can be changed.
 
-import { post } from "./api.js";
+import { get, post } from "./api.js";
 import { answer } from "./answer.js";
 import { button, byId, clicks, el } from "./dom.js";
+import { checkpoints, title } from "./loss.js";
+import { alternatives } from "./place.js";
 import { effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { model } from "./store.js";
+import { idsOf, model } from "./store.js";
 import { surprise } from "./tokens.js";
-import { nextSeed, streamed } from "./writing.js";
+import { nextSeed, streamed, written } from "./writing.js";
 
 /** @typedef {{role: "system" | "user" | "assistant", content: string, tokens?: import("./store.js").Token[],
- * by?: string, drawn?: import("./store.js").Settings}} Turn tokens: of an answer, as it was drawn */
+ * by?: string, drawn?: import("./store.js").Settings, beside?: {name: string, tokens: import("./store.js").Token[]}}} Turn
+ * tokens: of an answer, as it was drawn; beside: what another checkpoint answered */
 
+const FIRST = ["Hello! Who are you?", "What can you do?"]; // asked where no conversation that was learned is known
 const NAMES = { system: "System prompt", user: "You", assistant: "Model" };
 
 const turns = state(/** @type {Turn[]} */ ([]));
 const edited = state(/** @type {number | null} */ (null)); // the turn in the field; null: the next one
 const answering = state(/** @type {AbortController | null} */ (null));
+const beside = state(/** @type {string | null} */ (null)); // the checkpoint that answers, too
 const log = byId("turns"), field = byId("said"), system = byId("system");
 let shown = /** @type {Turn[]} */ ([]), key = ""; // of what the browser keeps
 
@@ -58,8 +63,29 @@ effect(() => {
   byId("cancel").hidden = !changed;
   field.ariaLabel = changed ? `Edit: ${NAMES[changed.role]}` : "Message";
   system.hidden = turns.value.length > 0;
+  byId("questions").hidden = turns.value.length > 0;
   legend.hidden = !turns.value.some(({ tokens }) => tokens);
   log.classList.toggle("writing", busy);
+});
+
+effect(async () => { // what one may ask first
+  if (!model.value || model.value.chat || byId("questions").children.length) return;
+  const { questions } = await get("inside/questions");
+  byId("questions").replaceChildren(...(questions.length ? questions : FIRST).map((text) => button({ onclick: () => {
+    field.value = text;
+    send();
+  } }, text)));
+});
+effect(() => {
+  const others = checkpoints.value.filter(({ name }) => name !== model.value?.version);
+  byId("beside").hidden = !others.length;
+  byId("another").replaceChildren(el("option", { value: "" }, "nothing"),
+    ...others.map(({ name }) => el("option", { value: name }, title(name))));
+  byId("another").value = beside.value ?? "";
+});
+byId("another").addEventListener("change", ({ target }) => {
+  beside.value = target.value || null;
+  compare().catch((error) => tell(error.message, true));
 });
 
 clicks(byId("send"), () => (answering.peek() ? answering.peek().abort() : send()));
@@ -106,37 +132,88 @@ async function send() {
   if (role === "user") await reply();
 }
 
+/** The tokens after which turn i was, or is, answered. */
+const promptOf = async (i) => (await post("inside/chat", { messages: messages(i) })).tokens;
+
 const messages = (n) => turns.peek().slice(0, n).map(({ role, content }) => ({ role, content }));
 
 async function reply() {
-  const asked = turns.peek(), decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-  /** @type {Turn} */
-  let said = { role: "assistant", content: "", tokens: [] };
+  const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+  const asked = { messages: messages(), logprobs: true };
+  await answered("v1/chat/completions", asked, { role: "assistant", content: "", tokens: [] }, ({ logprobs }) => {
+    const { content = [], token_ids = [] } = logprobs ?? {}; // without logprobs where there are no tokens
+    return content.map(({ bytes, logprob }, i) => ({ id: token_ids[i], probability: Math.exp(logprob),
+      text: decoder.decode(Uint8Array.from(bytes), { stream: true }) })); // "" in the middle of a character
+  });
+}
+
+/** Have the API go on with a turn, the last one. `read` returns the tokens of a part of it.
+ * @param {Turn} said @param {(choice: any) => import("./store.js").Token[]} read */
+async function answered(path, question, said, read) {
+  const before = turns.peek();
   tell("answering …");
   try {
-    tell(await streamed("v1/chat/completions", { messages: messages(), logprobs: true }, answering, (event, drawn) => {
-      const { delta, logprobs } = event.choices[0]; // without logprobs where there are no tokens
-      const { content = [], token_ids = [] } = logprobs ?? {};
-      const more = content.map(({ bytes, logprob }, i) => ({ id: token_ids[i], probability: Math.exp(logprob),
-        text: decoder.decode(Uint8Array.from(bytes), { stream: true }) })); // "" in the middle of a character
-      said = { ...said, content: said.content + (delta.content ?? ""), tokens: [...said.tokens, ...more],
-        by: event.system_fingerprint, drawn };
-      turns.value = [...asked, said];
+    tell(await streamed(path, question, answering, (event, drawn) => {
+      const [choice] = event.choices, more = read(choice);
+      const content = said.content + (choice.text ?? choice.delta.content ?? "");
+      said = { ...said, content, tokens: [...said.tokens, ...more], by: event.system_fingerprint, drawn };
+      turns.value = [...before, said];
       return more.length;
     }));
+    await compare();
   } catch (error) {
     tell(error.message, true);
   }
 }
 
+/** Have the other checkpoint answer what was answered last, by the same settings. */
+async function compare() {
+  const i = turns.peek().length - 1, said = turns.peek()[i], name = beside.peek(), told = byId("chat-told").textContent;
+  if (!name || !said?.tokens || answering.peek() || said.beside?.name === name) return;
+  tell(`${title(name)}: answering …`);
+  const asked = { text: idsOf(await promptOf(i)), checkpoint: name, ...said.drawn };
+  const { tokens, probabilities } = await post("inside/continuation", asked);
+  const answered = tokens.map((token, n) => ({ ...token, probability: probabilities[n] }));
+  turns.value = turns.peek().map((turn) => (turn === said ? { ...said, beside: { name, tokens: answered } } : turn));
+  tell(told);
+}
+
+/** Show what else could have stood as token n of turn i, to answer from there on. */
+async function look(i, n, span) {
+  const { tokens, drawn: { temperature, top_k, top_p } } = turns.peek()[i], prompt = await promptOf(i);
+  const all = idsOf([...prompt, ...tokens]), start = Math.max(0, all.length - model.peek().limits.tokens);
+  const asked = { text: all.slice(start), prompt: Math.max(0, prompt.length - start), temperature, top_k, top_p };
+  const { places, names } = await post("inside/places", asked);
+  const place = places[prompt.length - start + n];
+  if (place) alternatives(span, place, names, tokens[n],
+    (token) => branch(i, prompt, [...tokens.slice(0, n), { ...token, picked: true }]));
+}
+
+/** Answer turn i from other tokens on, of which the last may end it. */
+async function branch(i, prompt, tokens) {
+  if (answering.peek() || !valid()) return;
+  const ends = model.peek().marks.ends.includes(tokens.at(-1).id), begun = ends ? tokens.slice(0, -1) : tokens;
+  const content = begun.map(({ text }) => text).join("");
+  const said = { ...turns.peek()[i], beside: undefined, tokens: begun, content };
+  turns.value = turns.peek().slice(0, i);
+  if (ends) turns.value = [...turns.peek(), said];
+  else await answered("v1/completions", { prompt: idsOf([...prompt, ...tokens]), logprobs: 0 }, said, written);
+}
+
 /** @param {Turn} turn @param {number} i */
-function drawn({ role, content, tokens, by, drawn }, i) {
+function drawn({ role, content, tokens, by, drawn, beside }, i) {
   const whole = async () => {
-    const prompt = (await post("inside/chat", { messages: messages(i) })).tokens;
+    const prompt = await promptOf(i);
     return { tokens: [...prompt, ...tokens], from: prompt.length, by, drawn };
   };
-  const [text, ...tools] = tokens ? answer(tokens, tokens.map(({ probability }) => surprise(probability)), whole)
+  const tints = (/** @type {import("./store.js").Token[]} */ all) => all.map(({ probability }) => surprise(probability));
+  const [text, ...tools] = tokens ? answer(tokens, tints(tokens), whole, (n, span) => look(i, n, span))
     : [el("p", { class: "text small", dir: "auto" }, content)];
-  return el("li", { class: `turn ${role}` }, el("h3", {}, NAMES[role]), text,
-    el("div", { class: "row" }, ...tools, button({ class: "plain faint", onclick: () => fill(i) }, "Edit")));
+  const name = beside ? `${NAMES[role]}, ${title(by)}` : NAMES[role];
+  const own = [el("h3", {}, name), text,
+    el("div", { class: "row" }, ...tools, button({ class: "plain faint", onclick: () => fill(i) }, "Edit"))];
+  if (!beside) return el("li", { class: `turn ${role}` }, ...own);
+  const other = answer(beside.tokens, tints(beside.tokens), whole)[0];
+  return el("li", { class: `turn ${role} pair` }, el("div", {}, el("h3", {}, title(beside.name)), other),
+    el("div", {}, ...own));
 }

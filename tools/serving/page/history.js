@@ -3,7 +3,7 @@
 
 import { button, byId, el } from "./dom.js";
 import { batch, effect } from "./reactive.js";
-import { at, choose, future, model, past, text, toHash, writing } from "./store.js";
+import { at, choose, draft, future, model, past, text, toHash, writing } from "./store.js";
 import { area, editing } from "./textcard.js";
 import { say } from "./writing.js";
 
@@ -32,9 +32,10 @@ function keep() {
   timer = 0;
   if (!model.peek()) return;
   if (!history.state?.ours || location.hash !== toHash()) history.replaceState({ ours: true }, "", toHash());
-  const typed = editing.peek() ? area.value : "", { tokens, example } = text.peek();
+  const typed = editing.peek() ? area.value : "", before = draft.peek() ?? text.peek();
+  const { tokens, example } = before;
   if (!typed && (!tokens.length || (example && !past.peek().length))) return;
-  const kept = { model: model.peek().name, name: field.value, saved: Date.now(), at: at.peek(), text: text.peek(),
+  const kept = { model: model.peek().name, name: field.value, saved: Date.now(), at: at.peek(), text: before,
     past: past.peek(), future: future.peek(), typed };
   if (content(kept) === seen) return;
   sessionStorage.setItem(MINE, id);
@@ -64,6 +65,7 @@ export function open(kept, name = sessionStorage.getItem(MINE)) {
   sessionStorage.setItem(MINE, id);
   field.value = kept.name;
   batch(() => {
+    draft.value = null;
     text.value = kept.text;
     past.value = kept.past;
     future.value = kept.future;

@@ -6,14 +6,14 @@ import { chart } from "./chart.js";
 import { bits, byId, el, figures, mean, plays } from "./dom.js";
 import { asked, placesOf, question } from "./looked.js";
 import { derived, effect, state } from "./reactive.js";
-import { at, checkpoint, ids, model, other, text, view } from "./store.js";
-import { gained, surprise } from "./tokens.js";
+import { at, checkpoint, ids, learned, model, other, text, view } from "./store.js";
+import { UNLEARNED, gained, surprise } from "./tokens.js";
 
 const PAUSE = 500; // milliseconds that a replay rests at each checkpoint
 
-/** @typedef {{name: string, iteration: number | null, val_loss: number | null}} Checkpoint */
+/** @typedef {{name: string, iteration: number | null, val_loss: number | null, of?: string}} Checkpoint */
 
-const checkpoints = state(/** @type {Checkpoint[]} */ ([]));
+export const checkpoints = state(/** @type {Checkpoint[]} */ ([]));
 
 /** The checkpoint of the slider. */
 const current = derived(() => checkpoint.value ?? model.value?.version);
@@ -47,7 +47,7 @@ byId("other").addEventListener("change", () => { other.value = byId("other").val
 plays(byId("replay"), replay, PAUSE);
 
 effect(() => {
-  if (view.value === "loss" && model.value) find(); // again when there is a newer one
+  if (["loss", "chat"].includes(view.value) && model.value) find(); // again when there is a newer one
 });
 effect(() => {
   const found = checkpoints.value;
@@ -68,18 +68,21 @@ effect(draw);
 function draw() {
   const { tokens } = text.value, [mine, others] = both.value, known = losses.value?.costs ?? {};
   const chosen = at.value - tokens.length + (mine?.length ?? 0), one = mine?.[chosen] !== undefined;
+  const n = tokens.length - (mine?.length ?? 0), some = learned.value.slice(n).filter(Boolean).length;
+  /** @template T @param {T[]} all */
+  const counted = (all) => all.filter((_, i) => learned.value[n + i]), average = (all) => mean(counted(all));
   const series = (name, colour, value) => ({ name, kind: "dots", colour,
     points: checkpoints.value.filter((found) => known[found.name])
       .map((found) => [found.iteration ?? 0, value(known[found.name])]) });
-  showCurves([series("text", 1, mean), ...(one ? [series("chosen token", 3, (all) => all[chosen])] : [])]);
+  showCurves([...(some ? [series("text", 1, average)] : []), ...(one ? [series("chosen token", 3, (all) => all[chosen])] : [])]);
   byId("sides").hidden = !others;
   const each = (figure) => [mine, others].filter(Boolean).map(figure).join(" / ");
-  const bytes = new TextEncoder().encode(tokens.slice(-mine?.length).map(({ text }) => text).join("")).length;
+  const bytes = new TextEncoder().encode(counted(tokens.slice(n)).map(({ text }) => text).join("")).length;
   byId("loss-figures").replaceChildren(...(mine ? figures([
-    ["bits per token", each((x) => mean(x).toFixed(3))],
-    ["perplexity", each((x) => Number((2 ** mean(x)).toPrecision(4)).toLocaleString("en"))],
-    ["bits per byte", each((x) => ((mean(x) * x.length) / bytes).toFixed(3))],
-    ["tokens", mine.length.toLocaleString("en")],
+    ["bits per token", some && each((x) => average(x).toFixed(3))],
+    ["perplexity", some && each((x) => Number((2 ** average(x)).toPrecision(4)).toLocaleString("en"))],
+    ["bits per byte", some && each((x) => ((average(x) * some) / bytes).toFixed(3))],
+    [some < mine.length ? "tokens of answers" : "tokens", some.toLocaleString("en")],
     ["bits of the chosen token", one && each((x) => x[chosen].toFixed(2))],
   ]) : []));
 }
@@ -88,6 +91,7 @@ export function tints() {
   const [mine, others] = both.value, { tokens } = text.value;
   return tokens.map((_, i) => {
     const n = i - tokens.length + (mine?.length ?? 0);
+    if (!learned.value[i]) return UNLEARNED;
     if (mine?.[n] === undefined) return null;
     if (!others) return surprise(2 ** -mine[n]);
     return gained(others[n] - mine[n], `${mine[n].toFixed(2)} bits, and ${others[n].toFixed(2)} with the other`);
@@ -109,6 +113,7 @@ function replay() {
   return next < found.length - 1;
 }
 
-function title(name = "") {
-  return name.replace("start", "what it started from").replace("iter-", "iteration ");
+export function title(name = "") {
+  const { of } = checkpoints.value.find((one) => one.name === name) ?? {};
+  return of ? `before: ${of}` : name.replace("iter-", "iteration ");
 }

@@ -18,13 +18,14 @@ const EVERY = 1000; // milliseconds between looks at what is served
 const tabs = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
 
 effect(() => {
-  const name = view.value;
+  const name = view.value, lacks = model.value ? [...model.value.lacks, model.value.chat && "chat"] : ["rollouts"];
   for (const tab of tabs) {
     const mine = tab.getAttribute("aria-controls") === name;
     tab.ariaSelected = String(mine);
     tab.tabIndex = mine ? 0 : -1;
-    tab.hidden = !mine && (model.value?.lacks ?? ["rollouts"]).includes(tab.getAttribute("aria-controls"));
+    tab.hidden = !mine && lacks.includes(tab.getAttribute("aria-controls"));
   }
+  document.body.dataset.view = name;
   for (const part of document.querySelectorAll("[data-view]")) {
     part.toggleAttribute("hidden", !part.getAttribute("data-view").split(" ").includes(name));
   }
@@ -33,7 +34,8 @@ effect(() => {
 // The URL, which history.js keeps
 
 effect(() => {
-  if (!location.hash.startsWith(`#/${view.value}`) && model.peek()) history.pushState({ ours: true }, "", toHash());
+  if (location.hash.startsWith(`#/${view.value}`) || !model.peek()) return;
+  history[location.hash ? "pushState" : "replaceState"]({ ours: true }, "", toHash());
 });
 
 addEventListener("popstate", (event) => {

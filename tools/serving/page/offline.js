@@ -233,7 +233,7 @@ function answers(served) {
   return { write, "inside/model": () => shown, "inside/checkpoints": () => ({ checkpoints: [] }),
     "inside/example": () => told(read(shown.example)), "inside/tokens": ({ text }) => told(read(text)),
     "inside/chat": ({ messages }) => told(prompt(messages)), "inside/places": places, "inside/attention": attention,
-    "inside/cell": cell, "inside/lens": lens };
+    "inside/cell": cell, "inside/lens": lens, "inside/questions": () => ({ questions: shown.questions ?? [] }) };
 }
 
 /** The token below which a share of the probabilities lies. @param {Float32Array} probabilities */
@@ -262,7 +262,7 @@ export async function post(path, body, signal) {
 export async function* stream(_, body, signal) {
   writer = signal;
   try {
-    yield* answers(await loaded).write(body, signal);
+    yield* answers(await loaded).write(/** @type {any} */ (body), signal);
   } finally {
     if (writer === signal) writer = null;
   }

@@ -8,8 +8,8 @@ import { at, head, settings, text, view } from "./store.js";
 
 const REST = 1100; // milliseconds at each step
 
-/** @typedef {{name: string, size: number, guess: [string, number], told: any[], look?: () => void}} Step
- * size: the norm of the stream; guess: what the head would say there; look: shows more of it */
+/** @typedef {{name: string, size: number, guess: [string, number], told: any[], look?: () => void, where?: string}} Step
+ * size: the norm of the stream; guess: what the head would say there; look: shows more of it, in the view `where` */
 
 const path = derived(steps), step = state(0);
 
@@ -28,7 +28,8 @@ effect(() => {
   byId("boxes").replaceChildren(...path.value.map(({ name, size, guess: [word, p] }, i) => el("li", {},
     button({ onclick: () => jump(i) }, el("span", { class: "column", "aria-hidden": "true" },
       el("span", { class: "level", style: { height: `${(100 * size) / most}%` } })),
-    el("span", { class: "name" }, name), el("span", { class: "guess" }, code(word), ` ${percent(p)}`)))));
+    el("span", { class: "name" }, name), el("span", { class: "name" }, `norm ${size.toPrecision(3)}`),
+    el("span", { class: "guess" }, code(word), ` ${percent(p)}`)))));
 });
 
 effect(() => {
@@ -37,7 +38,7 @@ effect(() => {
     box.firstChild.classList.toggle("passed", i < step.value);
     box.firstChild.setAttribute("aria-current", i === step.value ? "step" : "false");
   }
-  const look = now?.look && button({ class: "plain", onclick: now.look }, "Look closer");
+  const look = now?.look && button({ class: "plain", onclick: now.look }, `Look closer in ${now.where}`);
   byId("path-told").replaceChildren(...(now?.told ?? []), look ?? "");
 });
 
@@ -63,7 +64,7 @@ function steps() {
   const stream = seen.stream_norms.map((row) => row[t]), last = stream[stream.length - 1];
   const layers = seen.attn_norms.map((row, l) => {
     const { look, told } = reads(l, t);
-    return { name: `layer ${l + 1}`, size: stream[l + 1], guess: guess(l + 1), look,
+    return { name: `layer ${l + 1}`, size: stream[l + 1], guess: guess(l + 1), look, where: "Attention",
       told: [...told, `attention adds a vector of norm ${row[t].toPrecision(3)}, the MLP one of `
         + `${seen.mlp_norms[l][t].toPrecision(3)}; the head would now say `, code(guess(l + 1)[0]), "."] };
   });
@@ -71,7 +72,7 @@ function steps() {
   const best = after.indexOf(Math.max(...after));
   const kept = `temperature ${temperature}${top_k ? `, top-k ${top_k}` : ""}${top_p < 1 ? `, top-p ${top_p}` : ""}`;
   return [
-    { name: "embedding", size: stream[0], guess: guess(0), look: () => { view.value = "lens"; },
+    { name: "embedding", size: stream[0], guess: guess(0), where: "Logit lens", look: () => { view.value = "lens"; },
       told: [code(seen.tokens[t].text), ` becomes a vector of norm ${stream[0].toPrecision(3)}: the residual stream, `
         + "to which every layer adds."] },
     ...layers,

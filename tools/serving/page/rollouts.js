@@ -69,8 +69,10 @@ function drawn({ iter, prompt, answers }) {
       from: prompt.length });
     const [text, ...tools] = answer(tokens.map((id) => ({ id, text: seen.peek().names[id] })), tints, whole);
     return el("li", { class: "turn" }, text, el("div", { class: "row faint" },
-      advantage !== 0 && el("span", { "data-side": advantage < 0 ? "bad" : "good" }, bars(Math.abs(advantage) / most)),
-      `reward ${plain(reward)}, advantage ${signed(advantage)}${length > 1 ? `, ${length} times` : ""}`, ...tools));
+      `reward ${plain(reward)}, advantage ${signed(advantage)}${length > 1 ? `, ${length} times` : ""}`,
+      advantage !== 0 && el("span", { "data-side": advantage < 0 ? "bad" : "good", title: "advantage" },
+        bars(Math.abs(advantage) / most)),
+      ...tools));
   });
   const title = `Iteration ${iter}: mean reward ${plain(meanReward({ answers }))}`;
   return el("div", { class: "card" }, el("h3", {}, title), el("ul", { class: "turns" }, ...items));

@@ -13,7 +13,7 @@ const SMALL = { tokens_per_second: "Tokens per second", grad_norm: "Norm of the 
 // What is drawn and told of a run that learns from texts, or from rewards. Curves: field, name, kind, colour.
 const LOSS = { field: "loss", title: "Loss, in nats per token, by iteration", best: "best validation loss", sign: 1,
   curves: [["loss", "batch", "line", 3], ["train/loss", "train", "dots", 2], ["val/loss", "validation", "dots", 1]] };
-const REWARD = { field: "reward", title: "Mean reward, by iteration", best: "best held-out reward", sign: -1,
+const REWARD = { field: "reward", title: "Mean reward, 1 for a right answer, by iteration", best: "best held-out reward", sign: -1,
   curves: [["reward", "batch", "line", 3], ["val/reward", "held out", "dots", 1]] };
 
 let records = /** @type {any[]} */ ([]), offset = 0;
@@ -69,6 +69,7 @@ function draw() {
   const { field, title, best, sign, curves } = records.some((record) => "val/reward" in record) ? REWARD : LOSS;
   showScore ??= chart(byId("run-chart"), { title, tools: true, ...together });
   showScore(curves.map((each) => curve(...each)));
+  byId("of-loss").hidden = field !== "loss";
   for (const { show, name } of small) show([curve(name, "", "line", 1)]);
   const last = records.findLast((record) => "loss" in record) ?? {};
   const found = points(`val/${field}`).sort((a, b) => sign * (a[1] - b[1]))[0];
@@ -88,9 +89,9 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
   const total = count(parameters), most = Math.max(...parameters.map((array) => count([array])));
   const rows = parameters.map((array) => {
     const { name, shape, dtype, devices, split } = array, mine = count([array]), axes = split.filter(Boolean);
-    const title = `${((100 * mine) / total).toFixed(1)}% of all`;
+    const title = `${((100 * mine) / total).toFixed(1)}%`;
     return el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", {}, shape.join(" × ")),
-      el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share", title }, bars(mine / most)),
+      el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share" }, bars(mine / most), title),
       el("td", {}, dtype), el("td", {}, axes.length ? `divided by ${axes.join(", ")} over ` : "",
         devices.length > 2 ? `${devices.length} devices` : devices.join(", ")));
   });

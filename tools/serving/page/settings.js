@@ -24,8 +24,12 @@ effect(() => {
   }
 });
 
+effect(() => { byId("settings").open = view.value !== "chat"; });
+
 /** Return whether all fields can be used; if not, show the first that cannot. */
 export function valid() {
-  if (view.peek() !== "chat" && !inputs.every((input) => input.checkValidity())) view.value = "write"; // they are there
+  if (inputs.every((input) => input.checkValidity())) return true;
+  if (view.peek() !== "chat") view.value = "write"; // they are there
+  byId("settings").open = true;
   return inputs.every((input) => input.reportValidity());
 }

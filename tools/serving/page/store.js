@@ -10,7 +10,7 @@ import { batch, derived, state } from "./reactive.js";
 /** @typedef {{temperature: number, top_p: number, top_k: number | null, max_tokens: number,
  * seed: number | null}} Settings */
 
-const VIEWS = ["write", "chat", "attention", "lens", "loss", "run", "rollouts"];
+const VIEWS = ["chat", "write", "attention", "lens", "loss", "run", "rollouts"];
 export const DEFAULTS = { temperature: 0.8, top_p: 1, top_k: null, max_tokens: 100, seed: null };
 const STEPS = 100; // that can be undone
 
@@ -27,13 +27,30 @@ export const writing = state(/** @type {AbortController | null} */ (null));
 export const past = state(/** @type {Text[]} */ ([]));
 export const future = state(/** @type {Text[]} */ ([]));
 
-export const ids = derived(() => text.value.tokens.map(({ id }) => id));
+export const draft = state(/** @type {Text | null} */ (null)); // the text before what is being typed; null: nothing is
+
+export const idsOf = (/** @type {Token[]} */ tokens) => tokens.map(({ id }) => id);
+export const ids = derived(() => idsOf(text.value.tokens));
+
+/** Whether each token is one that the model learned to write: in a conversation, those of answers alone. */
+export const learned = derived(() => {
+  const { special = [], answer = [], ends = [] } = model.value?.marks ?? {}, all = ids.value;
+  if (!answer.length || !all.some((id) => special.includes(id))) return all.map(() => true);
+  let answers = false;
+  return all.map((id, i) => {
+    const written = answers;
+    answers = (answers && !ends.includes(id)) || answer.every((one, n) => one === all[i + 1 - answer.length + n]);
+    return written;
+  });
+});
 
 /** Show another text; `place` is then the chosen one. @param {Text} next @param {number} [place] */
 export function change(next, place = next.tokens.length - 1) {
   batch(() => {
-    if (text.peek().tokens.length) past.value = [...past.peek(), text.peek()].slice(-STEPS);
+    const before = draft.peek() ?? text.peek();
+    if (before.tokens.length) past.value = [...past.peek(), before].slice(-STEPS);
     future.value = [];
+    draft.value = null;
     text.value = next;
     choose(place);
   });
@@ -97,7 +114,7 @@ export function fromHash(hash) {
     const given = Object.entries(DEFAULTS).map(([name, usual]) => [name, number(name) ?? usual]);
     const layer = number("layer"), one = number("head");
     settings.value = Object.fromEntries(given);
-    view.value = VIEWS.includes(path) ? path : "write";
+    view.value = VIEWS.includes(path) ? path : model.value?.chat === null ? "chat" : "write";
     head.value = layer === null || one === null ? null : { layer, head: one };
     read.value = number("read");
     checkpoint.value = query.get("checkpoint");

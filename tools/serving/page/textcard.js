@@ -2,21 +2,24 @@
 
 import { post } from "./api.js";
 import * as attention from "./attention.js";
-import { byId, clicks, el } from "./dom.js";
+import { byId, clicks } from "./dom.js";
 import { begin } from "./history.js";
 import { likelihoods } from "./looked.js";
 import * as loss from "./loss.js";
 import { batch, effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { at, change, future, merged, model, past, settings, text, undo, view, writing } from "./store.js";
+import { at, change, choose, draft, future, learned, merged, model, past, text, undo, view, writing } from "./store.js";
 import * as tokens from "./tokens.js";
 import { again, said, say, write } from "./writing.js";
 
 export const area = byId("area");
 export const editing = state(true);
 
-const { box, surprise } = tokens;
+const FOLLOWS = 250; // milliseconds without a key, after which the panel follows what is typed
+
+const { box, surprise, UNLEARNED } = tokens;
 const tints = { attention: attention.tints, loss: loss.tints }; // of the tokens; in other views, how likely they were
+let typing = 0; // a timer
 let starting = false; // a second press finds the first under way
 
 effect(() => {
@@ -32,8 +35,10 @@ effect(() => {
   tokens.show(text.value.tokens, busy);
   if ((busy || before) && follows) box.scrollTop = box.scrollHeight;
   box.classList.toggle("writing", busy);
-  const shown = tints[view.value]?.() ?? likelihoods().map(surprise);
+  const shown = tints[view.value]?.() ?? likelihoods().map((p, i) => (learned.value[i] ? surprise(p) : UNLEARNED));
   tokens.mark(at.value, shown);
+  byId("unlearned").hidden = !shown.includes(UNLEARNED);
+  document.body.classList.toggle("no-text", !text.value.tokens.length);
   byId("legend").hidden = !shown.some((tint) => tint && tint.side === undefined);
 });
 
@@ -45,7 +50,6 @@ effect(() => {
   byId("undo").ariaDisabled = busy || !(past.value.length || editing.value);
   byId("redo").ariaDisabled = busy || editing.value || !future.value.length;
   byId("edit").ariaDisabled = byId("new").ariaDisabled = busy;
-  byId("save").ariaDisabled = busy || !model.value;
   byId("by").textContent = drawn ? `written by ${by}, with the seed ${drawn.seed}` : example
     ? "An example from the validation text. Press Write to go on with it, or just type a text of your own." : "";
   byId("message").textContent = said.value.text;
@@ -58,7 +62,10 @@ clicks(byId("again"), again);
 clicks(byId("undo"), takeBack);
 clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
-clicks(byId("save"), save);
+area.addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(follow, FOLLOWS);
+});
 clicks(byId("new"), () => { begin(); edit(); });
 
 // Keys that work wherever the focus is
@@ -89,13 +96,28 @@ function edit(i = text.peek().tokens.length) {
   area.setSelectionRange(caret, caret);
 }
 
+/** Show of what is being typed what could come next. It becomes a change of the text when it is settled. */
+async function follow() {
+  const typed = area.value;
+  if (!model.peek() || !editing.peek() || !typed) return;
+  const { tokens } = await post("inside/tokens", { text: typed }).catch(() => ({ tokens: null })); // settle() tells why
+  if (!tokens || !editing.peek() || area.value !== typed) return;
+  const { tokens: had, by, drawn } = (draft.value ??= text.peek());
+  let end = 0;
+  const caret = tokens.findIndex(({ text }) => (end += text.length) > area.selectionStart);
+  batch(() => {
+    text.value = { tokens: merged(had, tokens), from: tokens.length, by, drawn };
+    choose(caret < 0 ? tokens.length : caret);
+  });
+}
+
 /** @param {import("./store.js").Token[]} tokens */
 const spelled = (tokens) => tokens.map((token) => token.text).join("");
 
 /** Take the text over from the field. Return whether there is one. */
 export async function settle() {
   if (!editing.peek()) return text.peek().tokens.length > 0;
-  const typed = area.value, { tokens, by, drawn } = text.peek();
+  const typed = area.value, before = draft.peek() ?? text.peek(), { tokens, by, drawn } = before;
   if (!typed) {
     say("Type the beginning of a text first.");
     return false;
@@ -106,6 +128,7 @@ export async function settle() {
   batch(() => {
     editing.value = false;
     if (!same) change({ tokens: next, from: next.length, by, drawn });
+    else restore();
   });
   say("");
   return true;
@@ -119,15 +142,10 @@ export async function present(next, place) {
   change(next, place);
 }
 
-/** Save the text with all that is known of it as JSON. */
-function save() {
-  const { name, version } = model.peek(), { tokens, from, by, drawn } = text.peek(), known = likelihoods();
-  const content = { model: name, checkpoint: by ?? version, prompt_tokens: from, ...(drawn ?? settings.peek()),
-    // Of what is not known the logarithm is NaN, which JSON writes as null.
-    tokens: tokens.map(({ id, text, probability }, i) => ({ id, text, logprob: Math.log(probability ?? known[i]) })) };
-  const href = URL.createObjectURL(new Blob([JSON.stringify(content, null, 1)], { type: "application/json" }));
-  el("a", { href, download: `${name}.json` }).click();
-  setTimeout(() => URL.revokeObjectURL(href), 1000);
+/** Show the text before what was typed. */
+function restore() {
+  if (draft.peek()) text.value = draft.peek();
+  draft.value = null;
 }
 
 async function go() {
@@ -139,7 +157,10 @@ async function go() {
 
 async function takeBack() {
   if (editing.peek() && area.value) await settle(); // so that what was typed can be had again
-  else if (text.peek().tokens.length) editing.value = false;
+  else {
+    restore();
+    if (text.peek().tokens.length) editing.value = false;
+  }
   undo();
   if (!text.peek().tokens.length) edit();
 }

@@ -3,7 +3,7 @@
 import { bits, byId, el, percent, visible } from "./dom.js";
 import { pointed } from "./looked.js";
 import { enter } from "./place.js";
-import { choose } from "./store.js";
+import { choose, model } from "./store.js";
 
 /** @typedef {import("./store.js").Token} Token */
 /** @typedef {{strength: number, side?: string, said?: string} | null} Tint side: a colour of style.css */
@@ -23,6 +23,9 @@ let current = 0; // the one that Tab leads to
 export function surprise(probability) {
   return probability == null ? null : { strength: Math.min(1, bits(probability) / FULL), said: percent(probability) };
 }
+
+/** @type {Tint} */
+export const UNLEARNED = { strength: 0, side: "unlearned", said: "which the model did not learn to write" };
 
 /** How much more a token was expected than by another model. @param {number} bits @returns {Tint} */
 export function gained(bits, said) {
@@ -93,7 +96,8 @@ export function look(span, token, tint, chosen) {
 
 /** @param {Token} token */
 export function span({ id, text, mine, picked }) {
-  const kinds = { token: true, mine, picked, newline: text.includes("\n"), next: id === NEXT.id };
+  const special = model.peek()?.marks.special.includes(id);
+  const kinds = { token: true, mine, picked, special, newline: text.includes("\n"), next: id === NEXT.id };
   const names = Object.keys(kinds).filter((name) => kinds[name]);
   return el("span", { class: names.join(" "), tabindex: -1, role: "button" }, text || "◌");
 }

@@ -79,7 +79,7 @@ export async function streamed(path, question, running, take) {
 
 /** The tokens of a part of a completion. Its offsets count characters, of which JavaScript may store one as two.
  * @param {any} choice @returns {import("./store.js").Token[]} */
-function written({ text, logprobs }) {
+export function written({ text, logprobs }) {
   const { token_ids = [], token_logprobs = [], text_offset = [] } = logprobs ?? {}; // without tokens there are none
   const characters = Array.from(text), places = text_offset.map((place) => place - text_offset[0]);
   return token_ids.map((id, i) => ({

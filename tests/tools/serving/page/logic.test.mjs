@@ -69,6 +69,19 @@ test("a URL has the text, the place, the settings and the view", () => {
   assert.deepEqual([store.view.peek(), store.settings.peek().temperature], ["write", 0.8]);
 });
 
+test("of a conversation only answers were learned, each with the token that ends it", () => {
+  const [start, user, model, end] = [0, 1, 2, 3];
+  store.model.value = { marks: { special: [start, end], answer: [start, model], ends: [end] } };
+  const learned = (ids) => {
+    store.change({ tokens: ids.map((id) => token(id)), from: 0 });
+    return ids.filter((_, i) => store.learned.peek()[i]);
+  };
+  assert.deepEqual(learned([start, user, 7, end, start, model, 8, 9, end, start, user, 7, end, start, model, 6]), [8, 9, end, 6]);
+  assert.deepEqual(learned([start, user, 7, end]), []);
+  assert.deepEqual(learned([7, 8]), [7, 8]); // no conversation
+  store.model.value = null;
+});
+
 test("a part of a text has the chosen place, and is as late as it can be", () => {
   for (const [total, place, most] of [[10, 9, 4], [10, 2, 4], [10, 7, 4], [3, 1, 4], [10, 10, 4], [10, 0, 4]]) {
     const [start, end] = store.part(total, place, most);
