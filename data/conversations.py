@@ -11,6 +11,7 @@ document: with --document_mask=True none attends to another.
 
 import re
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain, islice, pairwise
@@ -32,6 +33,7 @@ from data.spans import encode_part
 from data.tokenizer import Tokenizer, document_start, end_tokens, from_json
 from data.writer import write_dataset
 
+ROOM = 256  # tokens of a long context that stay free for an answer; of a short one, a third
 OPEN_ROWS = 64  # rows that a conversation may still be put into
 END_OF_ANSWER = re.compile(r"\{%-?\s*endgeneration\b")
 FIRST_MARK = 0xF0000  # private characters, which no template writes, stand for what messages say
@@ -83,7 +85,7 @@ class Renderer:
         # Any error, also of its constants, which are computed here. To render it may take for ever.
         with refusing("the chat template cannot be compiled", "mend it", Exception):
             _compile_jinja_template(self.template)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.system_message = tokenizer, uses.get("system_message", True)
         # A run's prompts begin with the token that its conversations began with. Before those of a pretrained
         # model, which learned others, nothing is put but what the template writes.
         self.learned_start: int | None = None if pretrained else uses.get("document_start")
@@ -103,9 +105,9 @@ class Renderer:
             print(note, file=sys.stderr)
         return start
 
-    def learned(self) -> Tokenizer:
+    def learned(self, system_message: bool = True) -> Tokenizer:
         """Return the tokenizer of a run that learns these conversations: it renders others likewise."""
-        own = {"document_start": self.start, "chat_template": self.template}
+        own = {"document_start": self.start, "chat_template": self.template, "system_message": system_message}
         uses = self.tokenizer.description.get("uses", {}) | own
         return from_json(self.tokenizer.description | {"uses": uses})
 
@@ -121,6 +123,21 @@ class Renderer:
         ids = self.encode(messages, add_generation_prompt=True).ids
         begins = self.learned_start is None or self.learned_start == ids[0]  # the template may write it
         return ids if begins else np.insert(ids, 0, self.learned_start)
+
+    def newest(self, messages: Messages, block_size: int) -> tuple[Int32[np.ndarray, " n"], int]:
+        """Return the prompt of the last exchanges that leave an answer room, and how many messages leave.
+
+        The system message stays, and so does the last exchange, however long they are.
+        """
+        system = messages[:1] if messages[0]["role"] == "system" else []
+        longest, said = block_size - min(ROOM, block_size // 3), messages[len(system) :]
+        starts = [0, *[i for i, message in enumerate(said) if message["role"] == "user"][1:]]  # of exchanges
+
+        def fits(start: int) -> bool:
+            return len(self.prompt([*system, *said[start:]])) <= longest
+
+        left_out = starts[bisect_left(starts[:-1], True, key=fits)]
+        return self.prompt([*system, *said[left_out:]]), left_out
 
     def encode(self, messages: Messages, **settings: bool) -> Rendered:
         """Return the tokens that the template makes of messages. Raises UserError."""
@@ -248,14 +265,16 @@ def write_conversations(
 ) -> None:
     """Write the conversations, or the first `limit` of them, packed into rows. Raises UserError."""
     start, row = renderer.start, block_size + 1
-    train, val, count, cut, lost = [], [], 0, 0, 0
+    train, val, count, cut, lost, system_message = [], [], 0, 0, 0, False
     for where, line in islice(lines_of(source), limit):
         with refusing(where, "mend or leave it out", UserError):
-            pieces = renderer.pieces(parse(line), row)
+            messages = parse(line)
+            pieces = renderer.pieces(messages, row)
         (val if in_validation(line, val_fraction) else train).extend(pieces)
         count += 1
         cut += len(pieces) > 1
         lost += not pieces
+        system_message |= "system" in [message["role"] for message in messages]
     about = f"{count:,} conversations, {cut:,} of them cut at turns, {lost:,} left out as too long"
     if not (train and val):
         advice = f"give more, another --val_fraction, or more than --block_size={block_size}"
@@ -269,7 +288,8 @@ def write_conversations(
         )
     counted = {split: TextBytes(n) for split, n in zip(SPLITS, n_bytes, strict=True)}
     ids = train_ids, val_ids
-    write_dataset(folder, *ids, renderer.learned(), str(source), learned, row=row, bytes=counted)
+    tokenizer = renderer.learned(system_message)
+    write_dataset(folder, *ids, tokenizer, str(source), learned, row=row, bytes=counted)
     sizes = f"{len(train_ids) // row:,} train and {len(val_ids) // row:,} validation rows of {row} tokens"
     print(f"{folder}: {about}; {sizes}, {learned[0].mean():.0%} of them learned")
 

@@ -229,6 +229,40 @@ def test_a_beginning_of_id_0_is_a_beginning(folder):
     assert Renderer(from_json(tokenizer.description | {"uses": uses}), None)(conversation(0)).ids[0] == 0
 
 
+@pytest.mark.parametrize("seed", [0, 1])  # the second has a system message
+@pytest.mark.parametrize("block_size", [48, 96, 300, 4000])
+def test_whole_exchanges_leave_the_oldest_first_until_an_answer_has_room(renderer, seed, block_size):
+    """As many stay as fit: with one more, an answer would have less than a third of a short context."""
+    messages = conversation(seed, exchanges=30)[:-1]
+    system = messages[: seed % 2]
+    room = min(block_size // 3, 256)
+    ids, left_out = renderer.newest(messages, block_size)
+    said = messages[len(system) :]
+    assert left_out % 2 == 0 and said[left_out]["role"] == "user"
+    assert ids.tolist() == renderer.prompt([*system, *said[left_out:]]).tolist()
+    assert len(ids) <= block_size - room or left_out == len(said) - 1
+    if left_out:
+        assert len(renderer.prompt([*system, *said[left_out - 2 :]])) > block_size - room
+    assert (left_out == 0) == (block_size == 4000)
+
+
+def test_the_last_exchange_and_what_begins_without_a_user_stay_whole(renderer):
+    long = [{"role": "user", "content": "a cat " * 50}]
+    for messages in (long, conversation(1)[:1] + long, conversation(1)[:1], conversation(0)[1:2]):
+        ids, left_out = renderer.newest(messages, 64)
+        assert left_out == 0 and ids.tolist() == renderer.prompt(messages).tolist()
+    ids, left_out = renderer.newest([*conversation(0)[1:], *long], 64)  # it begins with an answer
+    assert left_out == 3 and ids.tolist() == renderer.prompt(long).tolist()
+
+
+def test_a_run_knows_whether_it_has_learned_from_a_system_message(prepared, folder, tmp_path):
+    lines = [{"messages": conversation(seed)} for seed in range(0, 40, 2)]  # which have none
+    prepare_chat(write(tmp_path / "a.jsonl", *lines), folder, tmp_path)
+    descriptions = [load_meta(path).tokenizer for path in (prepared, tmp_path)]
+    assert [Renderer(from_json(each)).system_message for each in descriptions] == [True, False]
+    assert Renderer(load_tokenizer(str(folder))).system_message  # nothing is known
+
+
 def test_a_token_that_ends_turns_does_not_begin_conversations(tmp_path, folder, capsys):
     """Qwen's first end is that of a turn; with it, document_mask would hide the turns before."""
     theirs = transformers.AutoTokenizer.from_pretrained(folder)

@@ -23,9 +23,11 @@ class Completion:
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, served: Served, fields: CompletionBody | ChatBody, requests: list[Request]):
+    def __init__(
+        self, served: Served, fields: CompletionBody | ChatBody, requests: list[Request], left_out: int
+    ):
         """Submit what `read_request` returns. Raises ApiError."""
-        self.served, self.fields = served, fields
+        self.served, self.fields, self.left_out = served, fields, left_out
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.jobs = served.worker.submit(requests)
@@ -131,6 +133,9 @@ class ChatCompletion(Completion):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
+    def object(self, kind, choices, usage):
+        return super().object(kind, choices, usage) | {"messages_left_out": self.left_out}
+
     def message(self, text):
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
@@ -155,7 +160,7 @@ async def respond(http: HttpRequest, served: Served, fields: CompletionBody | Ch
     """Answer in a stream, or at the end; stop when the client goes away. Raises ApiError."""
     kind = ChatCompletion if isinstance(fields, ChatBody) else Completion
     # In a thread, because the texts that it encodes may be long.
-    answer = kind(served, fields, await asyncio.to_thread(read_request, fields, served))
+    answer = kind(served, fields, *await asyncio.to_thread(read_request, fields, served))
     if fields.stream:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(answer.events(), 200, headers, "text/event-stream")

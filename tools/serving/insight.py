@@ -80,6 +80,7 @@ async def model(served: Here) -> dict:
         ],
         "run": served.run is not None,
         "chat": served.chat if isinstance(served.chat, str) else None,  # why there is none
+        "system": isinstance(served.chat, str) or served.chat.system_message,
         "lacks": [] if has_rollouts(served) else ["rollouts"],  # views
         "limits": limits(config, served.max_tokens),
     }
@@ -206,7 +207,7 @@ def tokens(served: Here, fields: Text) -> Response:
 @inside.post("/chat")
 def chat(served: Here, fields: Conversation) -> Response:
     """The prompt that the API makes of messages."""
-    return with_tokens(served, read_messages(served, fields.messages))
+    return with_tokens(served, read_messages(served, fields.messages)[0])
 
 
 # Views

@@ -114,8 +114,8 @@ class ChatBody(Common):
         return self.top_logprobs if self.logprobs or self.top_logprobs else None
 
 
-def read_request(fields: CompletionBody | ChatBody, served: Served) -> list[Request]:
-    """Return what the engine is asked, n times each prompt. Raises ApiError."""
+def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[list[Request], int]:
+    """Return what the engine is asked, and how many messages are left out. Raises ApiError."""
     check_model(fields.model, served)
     biases = {int(i): bias for i, bias in fields.logit_bias.items()}
     check_ids(served, "stop_token_ids", fields.stop_token_ids)
@@ -123,9 +123,10 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> list[Requ
     block_size = served.model.config.block_size
     if isinstance(fields, ChatBody):
         param, wanted = "messages", block_size
-        prompts = [read_messages(served, fields.messages)]
+        prompt, left_out = read_messages(served, fields.messages)
+        prompts = [prompt]
     else:
-        param, wanted = "prompt", 16  # as OpenAI's
+        param, wanted, left_out = "prompt", 16, 0  # as OpenAI's
         prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
     if (length := max(map(len, prompts))) > block_size:
         raise too_long(served, param, f"resulted in {length} tokens")
@@ -136,7 +137,7 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> list[Requ
     if wanted > served.max_tokens:
         raise ApiError(f"max_tokens is {spell(wanted)}, expected {served.max_tokens} at most", "max_tokens")
     seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32
-    return [
+    requests = [
         Request(
             prompt,
             key_of_row(np.uint32(seed), np.uint32(row)),  # so choice i is sample i of sample.py
@@ -149,6 +150,7 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> list[Requ
         )
         for row, prompt in enumerate(prompt for prompt in prompts for _ in range(fields.n))
     ]
+    return requests, left_out
 
 
 def too_long(served: Served, param: str, what: str) -> ApiError:
@@ -186,14 +188,15 @@ def read_ids(
     return np.array(ids, np.int32)
 
 
-def read_messages(served: Served, messages: list[Message]) -> Int[np.ndarray, " T"]:
-    """Return the prompt's tokens. Raises ApiError."""
+def read_messages(served: Served, messages: list[Message]) -> tuple[Int[np.ndarray, " T"], int]:
+    """Return the prompt's tokens, and how many of the messages are left out. Raises ApiError."""
     plain = [message.plain() for message in messages]
     check_length(served, "messages", [message["content"] for message in plain])
     if isinstance(served.chat, str):
         raise ApiError(served.chat, "messages")
     try:
-        return read_ids(served, "messages", served.chat.prompt(plain).tolist())
+        prompt, left_out = served.chat.newest(plain, served.model.config.block_size)
+        return read_ids(served, "messages", prompt.tolist()), left_out
     except UserError as error:
         raise ApiError(str(error), "messages") from None
 

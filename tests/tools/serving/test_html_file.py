@@ -291,11 +291,12 @@ def test_a_conversation_has_the_servers_prompt(tmp_path, begins):
     said = [
         {"role": role, "content": f" {role}, <|im_end|> "} for role in "system user assistant user".split()
     ]
-    chats = said, said[1:], said[1:2], [*said, *said[2:]]
+    chats = said, said[1:], said[1:2], [*said, *said[2:]], [*said, *10 * said[2:]], [*9 * said[1:3], said[1]]
     for messages, found in zip(
         chats, ask(tmp_path, *(("inside/chat", {"messages": x}) for x in chats)), strict=True
     ):
-        assert [token["id"] for token in found["tokens"]] == renderer.prompt(messages).tolist()
+        assert [token["id"] for token in found["tokens"]] == renderer.newest(messages, 200)[0].tolist()
+    assert all(renderer.newest(messages, 200)[1] > 0 for messages in chats[-2:])
 
 
 EACH = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"

@@ -223,6 +223,24 @@ def test_a_conversation(open_page, server, renderer):
     assert turns_of(page) == []
 
 
+def test_what_no_longer_fits_leaves_the_context_and_the_page_says_so(open_page, renderer, run, tmp_path):
+    """So does a file, which shows no system prompt if none was learned."""
+    tokenizer = Renderer(renderer.tokenizer).learned(system_message=False)
+    known = {"name": "chats", "version": "iter-0", "example": []}
+    (tmp_path / "model.html").write_text(html(load_run(str(run))[0], known, tokenizer, "bfloat16")[0])
+    served = open_page("chat?temperature=0&max_tokens=2", **NO_EXAMPLE)
+    expect(served.get_by_label("System prompt")).to_be_visible()
+    address = (tmp_path / "model.html").as_uri()
+    of_file = open_page("chat?temperature=0&max_tokens=2", at=address, empty=False)
+    expect(of_file.get_by_label("Message")).to_be_visible()
+    expect(of_file.get_by_label("System prompt")).to_be_hidden()
+    for page in (served, of_file):
+        for turns in (2, 4, 6):
+            expect(page.locator("#chat-told")).not_to_contain_text("no longer fit")
+            say(page, "the cat sat on a mat?", turns)
+        expect(page.locator("#chat-told")).to_contain_text("The first 2 messages no longer fit")
+
+
 def test_a_conversation_in_a_file(open_page, renderer, run, tmp_path):
     known = {"name": "chats", "version": "iter-0", "example": [], "questions": []}
     page, model = html(load_run(str(run))[0], known, renderer.tokenizer, "bfloat16")

@@ -62,7 +62,7 @@ effect(() => {
   byId("anew").ariaDisabled = busy || !turns.value.length;
   byId("cancel").hidden = !changed;
   field.ariaLabel = changed ? `Edit: ${NAMES[changed.role]}` : "Message";
-  system.hidden = turns.value.length > 0;
+  system.hidden = turns.value.length > 0 || !model.value?.system;
   byId("questions").hidden = turns.value.length > 0;
   legend.hidden = !turns.value.some(({ tokens }) => tokens);
   log.classList.toggle("writing", busy);
@@ -125,7 +125,7 @@ function tell(told, bad = false) {
 async function send() {
   const content = field.value.trim(), before = turns.peek().slice(0, edited.peek() ?? undefined);
   if (answering.peek() || !content || !valid()) return;
-  if (!turns.peek().length && system.value.trim()) before.push({ role: "system", content: system.value.trim() });
+  if (!turns.peek().length && model.peek().system && system.value.trim()) before.push({ role: "system", content: system.value.trim() });
   const { role } = turns.peek()[edited.peek()] ?? { role: "user" };
   fill(null);
   turns.value = [...before, { role, content }];
@@ -151,15 +151,18 @@ async function reply() {
  * @param {Turn} said @param {(choice: any) => import("./store.js").Token[]} read */
 async function answered(path, question, said, read) {
   const before = turns.peek();
+  let leftOut = 0;
   tell("answering …");
   try {
-    tell(await streamed(path, question, answering, (event, drawn) => {
+    const told = await streamed(path, question, answering, (event, drawn) => {
+      leftOut = event.messages_left_out;
       const [choice] = event.choices, more = read(choice);
       const content = said.content + (choice.text ?? choice.delta.content ?? "");
       said = { ...said, content, tokens: [...said.tokens, ...more], by: event.system_fingerprint, drawn };
       turns.value = [...before, said];
       return more.length;
-    }));
+    });
+    tell(leftOut ? `${told}. The first ${leftOut} messages no longer fit: the model has not read them.` : told);
     await compare();
   } catch (error) {
     tell(error.message, true);

@@ -4,6 +4,7 @@ import { Cache, GPT, add, softmax } from "./model.js";
 import { Tokenizer } from "./tokenizer.js";
 
 const LIKELIEST = 10; // tokens of a place
+const ROOM = 256; // tokens of a long context that stay free for an answer
 const AT_ONCE = 4; // tokens, after which the page may draw
 const PAUSE = 40; // milliseconds of work, after which it does
 const BETWEEN = 150; // milliseconds between the events of a text, for each of which the page draws all of it
@@ -123,6 +124,18 @@ function answers(served) {
     return template.start === null || ids[0] === template.start ? ids : [template.start, ...ids];
   }
 
+  /** The prompt of the last exchanges that fit, and how many messages it leaves out, as data/conversations.py does. */
+  function newest(messages) {
+    const system = messages[0].role === "system" ? 1 : 0, longest = block_size - Math.min(ROOM, Math.floor(block_size / 3));
+    const starts = messages.flatMap(({ role }, i) => (role === "user" ? [i] : [])).slice(1);
+    let ids = prompt(messages), leftOut = 0;
+    while (ids.length > longest && starts.length) {
+      leftOut = starts.shift() - system;
+      ids = prompt([...messages.slice(0, system), ...messages.slice(system + leftOut)]);
+    }
+    return { ids, leftOut };
+  }
+
   /** Pass tokens through the model, some at a time. Return the features, (T, D). */
   async function features(ids, signal, cache = Cache(config), through = undefined) {
     const found = new Float32Array(ids.length * D);
@@ -212,7 +225,8 @@ function answers(served) {
   /** Draw tokens, and yield what came since the last rest, as the server's events. */
   async function* write({ prompt: begun, messages, max_tokens, seed, temperature, top_k, top_p }, signal) {
     const random = generator(seed), spell = tokenizer.stream();
-    let context = read(messages ? prompt(messages) : begun), cache = Cache(config), drawn = [];
+    const { ids, leftOut } = messages ? newest(messages) : { ids: begun, leftOut: 0 };
+    let context = read(ids), cache = Cache(config), drawn = [];
     if (context.length > block_size) throw new Error(`The model takes ${block_size} tokens, not ${context.length}.`);
     context.slice(-8).forEach(spell); // a character may begin there
     let shown = 0;
@@ -224,15 +238,15 @@ function answers(served) {
       context = [...context, id];
       if (context.length > block_size) [context, cache] = [context.slice(-half), Cache(config)];
       if (performance.now() - shown < BETWEEN) continue;
-      yield event(drawn, version);
+      yield { ...event(drawn, version), messages_left_out: leftOut };
       [drawn, shown] = [[], performance.now()];
     }
-    if (drawn.length) yield event(drawn, version);
+    if (drawn.length) yield { ...event(drawn, version), messages_left_out: leftOut };
   }
 
   return { write, "inside/model": () => shown, "inside/checkpoints": () => ({ checkpoints: [] }),
     "inside/example": () => told(read(shown.example)), "inside/tokens": ({ text }) => told(read(text)),
-    "inside/chat": ({ messages }) => told(prompt(messages)), "inside/places": places, "inside/attention": attention,
+    "inside/chat": ({ messages }) => told(newest(messages).ids), "inside/places": places, "inside/attention": attention,
     "inside/cell": cell, "inside/lens": lens, "inside/questions": () => ({ questions: shown.questions ?? [] }) };
 }
 
