@@ -235,17 +235,15 @@ def test_a_chat_continues_what_the_template_makes(chat, complete):
     assert chat(max_tokens=None, max_completion_tokens=40).choices[0].message.content == text
 
 
-def test_old_exchanges_leave_a_chat_whole_and_it_says_so(chat):
-    """A token is a byte here: `User: a`, an answer and a system message have 21 of 32 - 10."""
+def test_old_exchanges_leave_a_chat_whole_and_it_says_so(chat, complete):
+    """Five turns do not fit into 32 tokens, of which an answer has 10."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     last = [{"role": "user", "content": "the"}]
-    alone = chat(messages=last)
-    whole = chat(messages=[*turns, *turns, *last])
-    assert whole.choices[0].message.content == alone.choices[0].message.content
-    assert whole.usage.prompt_tokens == alone.usage.prompt_tokens == len("User: the\n\nAssistant:")
-    assert (alone.messages_left_out, whole.messages_left_out) == (0, 4)
-    chunks = chat(messages=[*turns, *turns, *last], stream=True)
-    assert {chunk.messages_left_out for chunk in chunks} == {4}
+    text = complete(prompt="User: the\n\nAssistant:").choices[0].text
+    for messages, left_out in ((last, 0), ([*turns, *turns, *last], 4)):
+        whole = chat(messages=messages)
+        assert whole.choices[0].message.content == text and whole.messages_left_out == left_out
+        assert {chunk.messages_left_out for chunk in chat(messages=messages, stream=True)} == {left_out}
 
 
 # --- longer than the context ------------------------------------------------------------------------------
