@@ -132,11 +132,8 @@ class Renderer:
         system = messages[:1] if messages[0]["role"] == "system" else []
         longest, said = block_size - min(ROOM, block_size // 3), messages[len(system) :]
         starts = [0, *[i for i, message in enumerate(said) if message["role"] == "user"][1:]]  # of exchanges
-
-        def fits(start: int) -> bool:
-            return len(self.prompt([*system, *said[start:]])) <= longest
-
-        left_out = starts[bisect_left(starts[:-1], True, key=fits)]
+        fit = bisect_left(starts[:-1], True, key=lambda i: len(self.prompt([*system, *said[i:]])) <= longest)
+        left_out = starts[fit]
         return self.prompt([*system, *said[left_out:]]), left_out
 
     def encode(self, messages: Messages, **settings: bool) -> Rendered:

@@ -58,9 +58,7 @@ class Uses:
     document_start: NonNegativeInt | None = None  # begins a document, as Llama's <s> does
     special_tokens: dict[TokenName, str] = field(default_factory=dict)  # maps a name to the token's text
     chat_template: str | None = None
-    system_message: bool = (
-        True  # whether there was one in conversations that were learned, as far as is known
-    )
+    system_message: bool = True  # conversations that were learned have one, as far as is known
 
 
 class Tokenizer(ABC):
