@@ -55,8 +55,8 @@ WORK = {
     "decoding, 1 sequence of 512 tokens": (decoding(1, 512), ORANGE),
     "decoding, 64 sequences of 512 tokens": (decoding(64, 512), ORANGE),
     "decoding, 64 sequences of 32 tokens": (decoding(64, 32), ORANGE),
-    "training: MLP's product, 12 x 1024 tokens": (product(12 * 1024, 768, 3072), BLUE),
-    "training: lm_head": (product(12 * 1024, 768, 50304), BLUE),
+    "MLP": (product(12 * 1024, 768, 3072), BLUE),
+    "lm_head": (product(12 * 1024, 768, 50304), BLUE),
 }
 
 
@@ -70,10 +70,7 @@ def draw(axes) -> None:
     for name, (intensity, color) in WORK.items():
         y = attainable(intensity) / 1e12
         axes.plot(intensity, y, "o", color=color)
-        if name.startswith("training: MLP"):  # the next one's name is at its right
-            write(axes, 0.85 * intensity, 1.3 * y, name, color, "right")
-        else:
-            write(axes, 1.2 * intensity, 0.75 * y, name, color, "left")
+        write(axes, 1.2 * intensity, (0.45 if name == "MLP" else 0.75) * y, name, color, "left")
     axes.set(xlim=(LEFT, RIGHT), ylim=(0.4, 2000), xlabel="FLOPs per byte", ylabel="TFLOP/s at most")
 
 
