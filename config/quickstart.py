@@ -27,3 +27,4 @@ lr_decay_iters = 1000
 min_lr = 4e-4
 beta2 = 0.99
 warmup_iters = 100
+qk_norm = True
