@@ -11,7 +11,7 @@ log_interval = 10
 
 dataset = "book_char"
 gradient_accumulation_steps = 1
-batch_size = 16
+batch_size = 8
 block_size = 128
 
 n_layer = 4
