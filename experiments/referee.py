@@ -343,7 +343,8 @@ def check_runs(receipt: Receipt, race: Race) -> None:
         raise Refused("two seeds end with the same loss: something is fixed, or kept from another run")
     ours, theirs = ([run.seconds for run in runs] for runs in (receipt.ours, receipt.theirs))
     if race.equal == "time" and min(ours) > SLOWER * max(theirs):
-        raise Refused(f"a run takes {min(ours):.0f} s, the record's {max(theirs):.0f} s: its clock is wrong, or the machine was busy")
+        slow = f"a run takes {min(ours):.0f} s, the record's {max(theirs):.0f} s"
+        raise Refused(f"{slow}: its clock is wrong, or the machine was busy")
 
 
 def full_commit(word: str) -> str:
