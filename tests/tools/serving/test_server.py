@@ -1,5 +1,6 @@
 """The server as its neighbours meet it: who may ask, limits, clients that leave or do not read, signals."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -309,6 +310,37 @@ def test_a_client_that_leaves_frees_its_slot(url, client, stream):
         wait_for(url, running=1, pending=2)
         second.close()  # while it waits for the slot
         wait_for(url, running=1, pending=1)
+
+
+@pytest.mark.slow
+def test_of_300_streams_of_which_some_are_left_none_is_lost_and_no_slot_kept(char_run):
+    async def ask(client, gate, i):
+        """Return whether a stream, which a third of the clients leave, was as long as asked for."""
+        n = 1 + i * 37 % 120
+        left = i * 13 % n if i % 3 == 0 else n + 1
+        settings = {"temperature": i % 2, "logprobs": 2 if i % 5 else None, "stream": True}
+        async with gate:
+            prompt = "abcdefgh"[: 1 + i % 8]
+            stream = await client.completions.create(model="chars", prompt=prompt, max_tokens=n, **settings)
+            made = 0
+            async for chunk in stream:
+                made += len(chunk.choices[0].text)
+                if made >= left:
+                    await stream.close()
+                    return True
+            return made == n
+
+    async def ask_all(url):
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=300
+        ) as client:
+            gate = asyncio.Semaphore(64)
+            return await asyncio.gather(*(ask(client, gate, i) for i in range(300)))
+
+    with serving(out_dir=str(char_run), slots=16, max_waiting=100) as (url, served):
+        assert all(asyncio.run(ask_all(url)))
+        wait_for(url, running=0, pending=0)
+        assert served.worker.engine.idle and not served.worker.waiting
 
 
 @pytest.mark.slow
