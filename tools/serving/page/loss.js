@@ -68,9 +68,10 @@ effect(draw);
 function draw() {
   const { tokens } = text.value, [mine, others] = both.value, known = losses.value?.costs ?? {};
   const chosen = at.value - tokens.length + (mine?.length ?? 0), one = mine?.[chosen] !== undefined;
-  const n = tokens.length - (mine?.length ?? 0), some = learned.value.slice(n).filter(Boolean).length;
+  const n = tokens.length - (mine?.length ?? 0);
   /** @template T @param {T[]} all */
   const counted = (all) => all.filter((_, i) => learned.value[n + i]), average = (all) => mean(counted(all));
+  const some = counted(mine ?? []).length; // of a text that has just changed, `learned` may be the former's
   const series = (name, colour, value) => ({ name, kind: "dots", colour,
     points: checkpoints.value.filter((found) => known[found.name])
       .map((found) => [found.iteration ?? 0, value(known[found.name])]) });
