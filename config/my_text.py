@@ -1,7 +1,9 @@
-"""Train on a text of your own, in five to ten minutes on 2 CPU cores. First, for a text of 100 KB or more:
+"""Train on a text of your own, of 100 KB or more, for as many steps as the quickstart. First prepare it:
 
-python data/train_tokenizer.py --source=mine.txt --to=my-tokenizer --vocab_size=512
-python data/prepare.py --source=mine.txt --to=data/my_text --tokenizer=my-tokenizer
+    python data/train_tokenizer.py --source=mine.txt --to=my-tokenizer --vocab_size=512
+    python data/prepare.py --source=mine.txt --to=data/my_text --tokenizer=my-tokenizer
+
+The model is the quickstart's, with normalised queries and keys.
 """
 
 from config.quickstart import *
