@@ -5,7 +5,9 @@ none.
 """
 
 import hashlib
+import math
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +21,11 @@ from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained
 from model import GPT
 from runs.checkpoint import Checkpoints, Manifest, arrays_by_name, checksums, tree_of_arrays
-from training.compute import for_inference
+from training.compute import for_inference, probe
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import model_config, state_shapes
+
+ROUNDING = 0.02  # what a `probe` may differ between devices, whose products may have operands of 8 bits
 
 
 def is_run(folder: str) -> bool:
@@ -56,7 +60,16 @@ def load_run(out_dir: str, checkpoint: Checkpoint = "last", merged: bool = True)
     shapes = state_shapes(config, options).model
     base = load_base(checkpoints, manifest, shapes)
     model = checkpoints.restore_model(chosen, shapes, base)
+    note_other_code(model, manifest, checkpoints.folder / str(chosen))
     return merge(model) if merged and options.lora_rank else model, manifest, chosen
+
+
+def note_other_code(model: GPT, manifest: Manifest, checkpoint: Path) -> None:
+    """Say so if the code computes another loss of the model than the code that saved it."""
+    before, now = manifest.probe, float(probe(model))
+    if before is not None and not math.isclose(before, now, rel_tol=ROUNDING):
+        what = f"{checkpoint}: the model's code has changed since it was saved"
+        print(f"note: {what}: a loss of {now:.3f} instead of {before:.3f}", file=sys.stderr)
 
 
 def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT | None:

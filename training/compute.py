@@ -90,5 +90,6 @@ def for_inference(model: GPT, dtype: str = "auto") -> GPT:
 @jax.jit
 def probe(model: GPT) -> Float[Array, ""]:
     """Compute the loss of a row of arbitrary tokens, the same on each device but for rounding."""
-    row = jnp.arange(min(model.config.block_size, 32) + 1)[None] * 7919 % model.config.vocab_size  # a prime
+    # Multiples of a prime, modulo V, are all different tokens, unless they are more than V.
+    row = jnp.arange(min(model.config.block_size, 32) + 1)[None] * 7919 % model.config.vocab_size
     return faster(model, How(unroll=1)).loss(row[:, :-1], row[:, 1:])
