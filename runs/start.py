@@ -90,13 +90,12 @@ def open_run(options: Options) -> Run:
 def warn_of_hours(run: Run) -> None:
     """Say so before a CPU begins a run of many hours."""
     options, device = run.options, jax.devices()[0]
-    flops = flops_per_token(run.config, options.block_size) * options.tokens_per_step * options.max_iters
+    steps = options.max_iters - (run.checkpoints.latest() or 0 if run.resuming else 0)
+    flops = flops_per_token(run.config, options.block_size) * options.tokens_per_step * steps
     hours = flops / (CPU * count_cpus()) / 3600
     if device.platform == "cpu" and hours > 3:
         advice = "config/my_text.py and config/quickstart.py have models for a CPU"
-        print(
-            f"note: {options.max_iters:,} steps may take {hours:,.0f} hours here: {advice}", file=sys.stderr
-        )
+        print(f"note: {steps:,} steps may take {hours:,.0f} hours here: {advice}", file=sys.stderr)
 
 
 def open_dataset(options: Options) -> Dataset:
