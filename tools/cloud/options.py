@@ -48,7 +48,8 @@ def say_price(options: LaunchOptions) -> None:
     """Print what a launch can cost. Raises UserError above the ceiling, unless nothing is rented."""
     cores, gib, an_hour = machine_of(options)
     attempts = 1 + options.retries
-    dollars = attempts * options.timeout_hours * an_hour
+    cents = round(100 * attempts * options.timeout_hours * an_hour, 6)
+    dollars = math.ceil(cents) / 100  # a ceiling is never rounded down
     times = f"{attempts} attempts x " if attempts > 1 else ""
     print(
         f"costs at most ${dollars:,.2f}: {times}{options.timeout_hours:g} h x ${an_hour:.2f} "

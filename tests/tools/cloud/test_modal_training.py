@@ -174,6 +174,6 @@ def test_a_cancelled_input_leaves_a_checkpoint_and_no_process(at_modal, tiny):
 def test_without_a_word_the_quickstart_is_rented_and_a_refusal_of_modals_is_one_line(at_modal):
     status, printed, server = at_modal("run", "app.py", "--run-on-remote", "true", "--secret=nosuch")
     assert status != 0 and not server.containers
-    assert "costs at most $0.62" in printed and "train.py config/quickstart.py --init_from=auto" in printed
+    assert "costs at most $0.63" in printed and "train.py config/quickstart.py --init_from=auto" in printed
     (line,) = errors(printed)
     assert line.startswith("error: Modal: Secret 'nosuch' not found")
