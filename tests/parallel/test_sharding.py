@@ -102,7 +102,7 @@ def test_the_state_is_never_whole_on_one_device_while_it_is_made():
 
 
 def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
-    """Of a vocabulary that no axis divides, which is whole on every device."""
+    """The vocabulary is one that no axis divides: its arrays are whole on every device."""
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(model_config(LLAMA, 65), LLAMA)
         assert state.model.wte.sharding.is_fully_replicated

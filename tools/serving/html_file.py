@@ -73,7 +73,7 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, kept: str) -> 
         ],
         "run": False,
         "chat": lacks,
-        "system": bool(tokenizer.description.get("uses", {}).get("system_message", True)),
+        "system": chat is None or chat.system_message,
         "lacks": ["run", "rollouts"],
         "limits": limits(config, MAX_TOKENS),
     }

@@ -131,7 +131,7 @@ def example(served: Here) -> Response:
 
 @inside.get("/questions")
 def questions(served: Here) -> dict:
-    """What a reader may ask a chat model first."""
+    """Return what a reader may ask a chat model first."""
     found = []
     if served.run and not isinstance(served.chat, str):
         with suppress(UserError):  # the data set may not be here

@@ -28,7 +28,7 @@ READY = {  # what is there once a view is
 
 
 def found_by_axe(page):
-    """What breaks axe-core's rules, if that is installed."""
+    """Return what breaks axe-core's rules, if that is installed."""
     if not AXE.is_file():
         pytest.skip("axe-core is not installed: npm install axe-core")
     page.evaluate(AXE.read_text())
