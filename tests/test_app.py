@@ -105,9 +105,9 @@ def test_the_price_of_a_machine_is_its_gpus_and_the_cores_and_memory_that_it_may
 @pytest.mark.parametrize(
     "words, says",
     [
-        ("", "$0.62: 0.5 h x $1.25 (L4, .*\ntrain.py config/quickstart.py --init_from=auto\nsample.py "),
-        ("--seed=3 --gpu=H100 --timeout-hours=2", "$26.37: 3 attempts x 2 h x .*\ntrain.py --seed=3\n"),
-        ("sample.py --gpu=none --cores=16 --retries=1", "$16.20: 2 attempts x 4 h .*\nsample.py\n"),
+        ("", "$0.63: 0.5 h x $1.25 (L4, .*\ntrain.py config/quickstart.py --init_from=auto\nsample.py "),
+        ("--seed=3 --gpu=H100 --timeout-hours=2", "$26.38: 3 attempts x 2 h x .*\ntrain.py --seed=3\n"),
+        ("sample.py --gpu=none --cores=16 --retries=1", "$16.21: 2 attempts x 4 h .*\nsample.py\n"),
     ],
 )
 def test_what_it_can_cost_and_runs_is_said_first(words, says, capsys, monkeypatch):
