@@ -60,8 +60,8 @@ def prepare_if_missing(dataset: str) -> None:
     if folder.resolve() not in [dataset_dir(name).resolve() for name in SMALL_DATASETS]:
         known = [x.name for x in DATA.iterdir() if (x / "prepare.py").exists() or is_prepared(x)]
         raise UserError(
-            f"dataset={dataset}: there is no {folder / 'train.bin'}: run the prepare.py of that folder, or "
-            f"give another: {', '.join(sorted(known))}, or a path"
+            f"dataset={dataset}: there is no {folder / 'train.bin'}: run the prepare.py of that folder, "
+            f"for your own text data/prepare.py, or give another: {', '.join(sorted(known))}, or a path"
         )
     print(f"{folder / 'train.bin'} is missing: running {DATA / folder.name / 'prepare.py'}")
     importlib.import_module(f"data.{folder.name}.prepare").prepare(folder)
