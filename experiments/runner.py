@@ -154,8 +154,8 @@ def time_steps(experiment: Experiment) -> None:
     print("timing a step of each, by turns", file=sys.stderr, flush=True)
     about = machine()
     timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
-    for label, ms in time_by_turns(experiment.sets).items():
-        record.set(label, ms=round(ms, 2), timed=timed)
+    for label, (ms, half) in time_by_turns(experiment.sets).items():
+        record.set(label, ms=round(ms, 2), half=round(half, 3), timed=timed)
 
 
 def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
@@ -177,5 +177,5 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     command = f"{experiment.command} --equal={equal}"
     made = replace(experiment, path=path, command=command, sets=sets, equal=equal)
     for label in sets:
-        made.record().set(label, ms=times[label].ms, timed=times[label].timed)
+        made.record().set(label, ms=times[label].ms, half=times[label].half, timed=times[label].timed)
     return made
