@@ -165,9 +165,11 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     time_steps(experiment)
     times, sets = experiment.record().sets, {}
     costs = {label: x.sizes()["tokens a step"] for label, x in experiment.sets.items()}
-    if equal == "time":
-        costs = {label: times[label].ms for label in costs}
     base, *_ = costs
+    if equal == "time":  # only time that is surely saved buys steps: noise of the clock is not to be a gain
+        found = {label: (times[label].ms, times[label].half or 0.0) for label in costs}
+        most = found[base][0]
+        costs = {label: max(ms, min(most, ms + half * most)) for label, (ms, half) in found.items()}
     for label, x in experiment.sets.items():
         steps = round(experiment.sets[base].option("max_iters") * costs[base] / costs[label])
         decay = round(steps * x.option("lr_decay_iters") / x.option("max_iters"))

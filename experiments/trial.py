@@ -21,7 +21,7 @@ from experiments.snapshot import Snapshot
 from experiments.statistics import critical
 from runs.metrics import read_records
 
-TURNS, SECONDS = 3, 5.0  # how often a step of each set is timed, and how long
+TURNS, SECONDS = 5, 5.0  # how often a step of each set is timed, and how long
 WARM_UP, SEEN = 3, 10  # steps that are not timed, and those whose losses are compared
 
 

@@ -71,11 +71,13 @@ def test_times_are_ratios_of_neighbours_in_time_with_students_interval(monkeypat
     """The machine is twice as slow in the second turn. Other code with the same losses is named."""
     base = Variant(Snapshot(None, "", {"model.py": "a"}), {})
     idle, other = (replace(base, code=Snapshot(None, "", {"model.py": x})) for x in "bc")
-    times = iter([2.0, 3.0, 3.0, 4.0, 6.0, 5.6, 2.0, 3.0, 3.2])
+    times = iter([2.0, 3.0, 3.0, 4.0, 6.0, 5.6, 2.0, 3.0, 3.2, 2.0, 3.0, 2.8, 2.0, 3.0, 3.2])
     losses = {"a": [4.0], "b": [4.0], "c": [4.1]}
     monkeypatch.setattr(trial, "short_run", lambda x: (next(times), losses[x.code.files["model.py"]]))
     found = time_by_turns({"base": base, "idle": idle, "other": other})
-    half = 4.3027 * 0.1 / 3**0.5  # Student's t of two degrees of freedom; the ratios are 1.5, 1.4 and 1.6
+    half = (
+        2.7764 * 0.1 / 5**0.5
+    )  # Student's t of four degrees of freedom; the ratios are 1.5, 1.4, 1.6, 1.4, 1.6
     assert found == dict(base=(2.0, 0.0), idle=(3.0, 0.0), other=(3.0, pytest.approx(half, rel=1e-4)))
     assert capsys.readouterr().err == "idle: 10 steps change nothing: does fast.py override it?\n"
 
