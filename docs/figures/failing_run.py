@@ -1,4 +1,4 @@
-"""Chapter 7: the curves of its two runs, of which one fails quietly. Train both first, as its last section says."""
+"""Chapter 7: the curves of its two runs, of which one fails quietly. Its commands train both."""
 
 from docs.figures import BLUE, ORANGE, ROOT, legend, save
 from runs.metrics import read_records
