@@ -115,6 +115,7 @@ class Entry:
 
     options: dict[str, Value]  # that are not train.py's defaults
     ms: Annotated[float, Field(ge=1e-6, le=1e12)] | None = None  # of a step
+    half: FiniteFloat | None = None  # of the interval of its ratio to the base's
     timed: str | None = None  # when and where
     runs: list[Result]
 
@@ -160,7 +161,8 @@ class Record:
         self.sets[label] = replace(self.sets[label], **values)
         lines = []
         for name, entry in self.sets.items():
-            head = {"options": entry.options} | ({"ms": entry.ms, "timed": entry.timed} if entry.ms else {})
+            times = {"ms": entry.ms, "half": entry.half, "timed": entry.timed}
+            head = {"options": entry.options} | {k: x for k, x in times.items() if x is not None}
             runs = ",\n".join(f"   {run.to_json()}" for run in entry.runs)
             lines.append(f'  {json.dumps(name)}: {{{json.dumps(head)[1:-1]}, "runs": [\n{runs}\n  ]}}')
         write_whole(self.path, '{"sets": {\n' + ",\n".join(lines) + "\n}}\n")

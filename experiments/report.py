@@ -94,8 +94,10 @@ def sentence(record: Record, label: str) -> str:
     experiment, found = record.experiment, against(record, label)
     base = next(iter(experiment.sets))
     n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
-    ratio = (record.sets[label].ms or np.nan) / (record.sets[base].ms or np.nan)
-    ending = f"at equal {experiment.equal}; a step takes {ratio:.2f} times as long."
+    entry = record.sets[label]
+    ratio = (entry.ms or np.nan) / (record.sets[base].ms or np.nan)
+    half = "" if entry.half is None else f" ± {entry.half:.2f}"
+    ending = f"at equal {experiment.equal}; a step takes {ratio:.2f}{half} times as long."
     ending += experiment.sets[label].unlike(experiment.sets[base])
     if found.looked:
         ending += " Another number of seeds was planned: this interval is wider, and holds at every look."

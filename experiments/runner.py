@@ -154,8 +154,8 @@ def time_steps(experiment: Experiment) -> None:
     print("timing a step of each, by turns", file=sys.stderr, flush=True)
     about = machine()
     timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
-    for label, ms in time_by_turns(experiment.sets).items():
-        record.set(label, ms=round(ms, 2), timed=timed)
+    for label, (ms, half) in time_by_turns(experiment.sets).items():
+        record.set(label, ms=round(ms, 2), half=round(half, 3), timed=timed)
 
 
 def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
@@ -165,9 +165,11 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     time_steps(experiment)
     times, sets = experiment.record().sets, {}
     costs = {label: x.sizes()["tokens a step"] for label, x in experiment.sets.items()}
-    if equal == "time":
-        costs = {label: times[label].ms for label in costs}
     base, *_ = costs
+    if equal == "time":  # only time that is surely saved buys steps: noise of the clock is not to be a gain
+        found = {label: (times[label].ms, times[label].half or 0.0) for label in costs}
+        most = found[base][0]
+        costs = {label: max(ms, min(most, ms + half * most)) for label, (ms, half) in found.items()}
     for label, x in experiment.sets.items():
         steps = round(experiment.sets[base].option("max_iters") * costs[base] / costs[label])
         decay = round(steps * x.option("lr_decay_iters") / x.option("max_iters"))
@@ -177,5 +179,5 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     command = f"{experiment.command} --equal={equal}"
     made = replace(experiment, path=path, command=command, sets=sets, equal=equal)
     for label in sets:
-        made.record().set(label, ms=times[label].ms, timed=times[label].timed)
+        made.record().set(label, ms=times[label].ms, half=times[label].half, timed=times[label].timed)
     return made

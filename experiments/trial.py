@@ -10,15 +10,18 @@ from statistics import median
 from subprocess import DEVNULL, Popen
 from tempfile import TemporaryDirectory
 
+from scipy.stats import sem
+
 from common.command_line import INT32
 from common.errors import UserError
 from common.files import read_json, refusing
 from data.dataset import DATA, dataset_dir
 from experiments.record import Value, Variant
 from experiments.snapshot import Snapshot
+from experiments.statistics import critical
 from runs.metrics import read_records
 
-TURNS, SECONDS = 3, 5.0  # how often a step of each set is timed, and how long
+TURNS, SECONDS = 5, 5.0  # how often a step of each set is timed, and how long
 WARM_UP, SEEN = 3, 10  # steps that are not timed, and those whose losses are compared
 
 
@@ -90,10 +93,11 @@ def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
     return median(step["ms"] for step in found[WARM_UP:]), [step["loss"] for step in found[:SEEN]]
 
 
-def time_by_turns(sets: dict[str, Variant]) -> dict[str, float]:
-    """Return the milliseconds of a step of each set: by turns, what else runs slows all alike.
+def time_by_turns(sets: dict[str, Variant]) -> dict[str, tuple[float, float]]:
+    """Return the milliseconds of a step of each set, and half the 95% interval of their ratio to the base's.
 
-    Say of which other code the losses are those of the base, with the same options. Raises UserError.
+    By turns, what else runs slows all alike. Other code whose losses are the base's, with the same options,
+    is named on stderr. Raises UserError.
     """
     base, *others = sets
     turns = [{label: short_run(x) for label, x in sets.items()} for _ in range(TURNS)]
@@ -103,5 +107,5 @@ def time_by_turns(sets: dict[str, Variant]) -> dict[str, float]:
         if alike and ours.code.files != theirs.code.files:
             print(f"{label}: {SEEN} steps change nothing: does fast.py override it?", file=sys.stderr)
     middle = median(turn[base][0] for turn in turns)
-    ratios = {x: median(turn[x][0] / turn[base][0] for turn in turns) for x in sets}  # of neighbours in time
-    return {label: middle * ratio for label, ratio in ratios.items()}
+    ratios = {x: [turn[x][0] / turn[base][0] for turn in turns] for x in sets}  # of neighbours in time
+    return {x: (middle * median(found), critical(TURNS) * float(sem(found))) for x, found in ratios.items()}

@@ -35,7 +35,7 @@ def end(experiment, losses) -> None:
         for seed, loss in enumerate(found, 1):
             write_whole(Path(f"{folder}.seed-{seed}", "result.json"), result(seed, loss).to_json())
     for label in experiment.sets:
-        experiment.record().set(label, ms=2.0 if label == "base" else 3.0, timed="now")
+        experiment.record().set(label, ms=2.0 if label == "base" else 3.0, half=0.02, timed="now")
 
 
 def once(read_variants):
@@ -80,7 +80,7 @@ def test_an_answer_is_a_sentence_a_table_and_a_status(compared, capfd):
     (change,), (words,) = answer["changes"], answer["words"]
     assert (change["change"], change["verdict"], change["looked"]) == (RATE, "helps", False)
     assert words.startswith(f"{RATE} helps by 0.0967 ± 0.0143 nats per token, at equal steps")
-    assert "takes 1.50 times as long" in words and answer["ms"] == {"base": 2.0, RATE: 3.0}
+    assert "takes 1.50 ± 0.02 times as long" in words and answer["ms"] == {"base": 2.0, RATE: 3.0}
     assert answer["unit"] == "nats per token"
     assert "learning_rate: 0.01 becomes 0.02" in err and "training" not in err
     page = experiment.path.with_suffix(".md").read_text()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments import ledger
+from experiments import ledger, referee
 from experiments.ledger import Race, Receipt, Run, audit, decide, judged
 from experiments.record import Variant
 from experiments.referee import ROOT, Refused, check_rules, check_runs, cross_entropy, main, windows
@@ -161,6 +161,31 @@ def test_runs_that_end_alike_or_take_longer_are_refused():
     check_runs(slow, replace(RACE, equal="steps"))
     with pytest.raises(Refused, match="its clock is wrong"):
         check_runs(slow, RACE)
+
+
+@pytest.mark.parametrize(("again", "refused"), [(70.0, False), (50.0, True)])
+def test_the_record_is_timed_again_before_a_try_is_refused_for_its_time(
+    monkeypatch, tmp_path, again, refused
+):
+    """The record's runs may be an hour old, and the machine slower since."""
+    pairs = receipt_of([0.5, 0.52])
+    slow = [replace(run, seconds=80.0) for run in pairs.ours]
+    sets = {label: Variant(take("", tmp_path), {"n_head": i}) for i, label in enumerate(("record", "try"))}
+
+    def runs(self, variant, seeds, texts, anew=False):
+        theirs = [replace(run, seconds=again if anew else 60.0) for run in pairs.theirs]
+        return theirs if variant == sets["record"] else slow
+
+    monkeypatch.setattr(referee.Referee, "runs", runs)
+    monkeypatch.setattr(referee, "at_equal", lambda experiment, equal: experiment)
+    judge = referee.Referee(referee.RefereeOptions(ledger=str(tmp_path)), replace(RACE, equal="time"))
+    record = replace(pairs, number=0)
+    judge.receipts = [record]
+    if refused:
+        with pytest.raises(Refused, match="the record's 50 s: its clock is wrong"):
+            judge.raced(pairs, record, sets, None)
+    else:
+        assert judge.raced(pairs, record, sets, None).theirs[0].seconds == 70.0
 
 
 # From a command to the ledger

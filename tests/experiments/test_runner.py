@@ -148,6 +148,18 @@ def test_equal_tokens_and_equal_time_are_as_many_steps_as_take_them(experiment, 
         assert made.path == tmp_path / f"small_equal_{equal}.json" and made.record().sets["fast"].ms == 15
 
 
+@pytest.mark.parametrize(
+    ("ms", "half", "steps"),
+    [(5.0, 0.0, 120), (5.0, 0.1, 100), (9.0, 0.05, 63), (9.0, 0.2, 60), (15.0, 0.1, 40), (15.0, 0.9, 40)],
+)
+def test_a_faster_step_buys_steps_only_for_the_time_that_it_surely_saves(experiment, ms, half, steps):
+    experiment = with_options(experiment, "fast", max_iters=60, lr_decay_iters=60)
+    experiment = with_options(experiment, "slow", max_iters=60, lr_decay_iters=60)
+    for label in experiment.sets:
+        experiment.record().set(label, ms=ms if label == "fast" else 10.0, half=half, timed="now")
+    assert at_equal(experiment, "time").sets["fast"].options["max_iters"] == steps
+
+
 @pytest.mark.parametrize("path", LISTS, ids=[path.stem for path in LISTS])
 def test_the_sets_of_a_list_are_those_that_its_results_are_of(path, tmp_path, monkeypatch):
     """Else the command would train them anew. Equal time has the steps that the base's time buys."""

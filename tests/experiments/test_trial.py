@@ -67,14 +67,18 @@ def test_a_run_that_diverges_is_timed_with_a_rate_that_changes_nothing(version, 
     assert short_run(Variant(code, {"dataset": "x", "learning_rate": "1e30"})) == (5.0, [])
 
 
-def test_times_are_ratios_of_neighbours_in_time(monkeypatch, capsys):
+def test_times_are_ratios_of_neighbours_in_time_with_students_interval(monkeypatch, capsys):
     """The machine is twice as slow in the second turn. Other code with the same losses is named."""
     base = Variant(Snapshot(None, "", {"model.py": "a"}), {})
     idle, other = (replace(base, code=Snapshot(None, "", {"model.py": x})) for x in "bc")
-    times = iter([2.0, 3.0, 3.0, 4.0, 6.0, 6.0, 2.0, 3.0, 3.0])
+    times = iter([2.0, 3.0, 3.0, 4.0, 6.0, 5.6, 2.0, 3.0, 3.2, 2.0, 3.0, 2.8, 2.0, 3.0, 3.2])
     losses = {"a": [4.0], "b": [4.0], "c": [4.1]}
     monkeypatch.setattr(trial, "short_run", lambda x: (next(times), losses[x.code.files["model.py"]]))
-    assert time_by_turns({"base": base, "idle": idle, "other": other}) == dict(base=2.0, idle=3.0, other=3.0)
+    found = time_by_turns({"base": base, "idle": idle, "other": other})
+    half = (
+        2.7764 * 0.1 / 5**0.5
+    )  # Student's t of four degrees of freedom; the ratios are 1.5, 1.4, 1.6, 1.4, 1.6
+    assert found == dict(base=(2.0, 0.0), idle=(3.0, 0.0), other=(3.0, pytest.approx(half, rel=1e-4)))
     assert capsys.readouterr().err == "idle: 10 steps change nothing: does fast.py override it?\n"
 
 
