@@ -167,8 +167,8 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     costs = {label: x.sizes()["tokens a step"] for label, x in experiment.sets.items()}
     base, *_ = costs
     if equal == "time":  # only time that is surely saved buys steps: noise of the clock is not to be a gain
-        found = {label: (times[label].ms, times[label].half or 0.0) for label in costs}
-        most = found[base][0]
+        found = {label: (times[label].ms or 0.0, times[label].half or 0.0) for label in costs}
+        most, _ = found[base]
         costs = {label: max(ms, min(most, ms + half * most)) for label, (ms, half) in found.items()}
     for label, x in experiment.sets.items():
         steps = round(experiment.sets[base].option("max_iters") * costs[base] / costs[label])
