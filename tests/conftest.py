@@ -111,7 +111,7 @@ def steps_compiled_once():
     compile_step, compiled = train.compile_step, {}
     elsewhere = dict(out_dir="", dataset="", init_from="", overwrite=False, max_iters=0, eval_interval=1)
     elsewhere |= dict(eval_iters=1, log_interval=1, keep_checkpoints=1, always_save_checkpoint=True)
-    elsewhere |= dict(sampling="random")
+    elsewhere |= dict(sampling="random", vocab_size=None)
 
     def compile_once(state, options):
         key = replace(options, **elsewhere), state.model.config

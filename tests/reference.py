@@ -6,7 +6,6 @@ get our names and axes by the tables of hub/weights.py, so that the two can be c
 
 import re
 from dataclasses import replace
-from functools import partial
 
 import equinox as eqx
 import jax
@@ -53,8 +52,7 @@ def random_reference(name: str) -> torch.nn.Module:
     """The `transformers` model of CONFIGS[name]. Weights are large enough for its logits to spread."""
     config = CONFIGS[name]
     torch.manual_seed(0)
-    make = {"gpt2": gpt2, "llama": llama}.get(kind(name), partial(more_than_llama, kind(name)))
-    model = make(config).eval()
+    model = (gpt2(config) if name == "gpt2" else like_llama(kind(name), config)).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # gains and biases too, which start out as ones and zeros
             parameter.add_(0.2 * torch.randn(parameter.shape))
@@ -76,32 +74,29 @@ def gpt2(config: GPTConfig) -> torch.nn.Module:
     )
 
 
-def llama(config: GPTConfig) -> torch.nn.Module:
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.vocab_size,
-            max_position_embeddings=config.block_size,
-            num_hidden_layers=config.n_layer,
-            num_attention_heads=config.n_head,
-            num_key_value_heads=config.kv_heads,
-            hidden_size=config.n_embd,
-            intermediate_size=config.hidden,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta}
-            | ({} if config.rope_scaling == 1 else LLAMA3 | {"factor": config.rope_scaling}),
-            rms_norm_eps=config.norm_eps,
-            bos_token_id=None,
-            eos_token_id=None,
-            tie_word_embeddings=config.tie_embeddings,
-        )
+def like_llama(kind: str, config: GPTConfig) -> torch.nn.Module:
+    """The model of Llama's class, or of one whose config has all that Llama's has, and more."""
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    scaled = LLAMA3 | {"factor": config.rope_scaling}
+    values = dict(
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.block_size,
+        num_hidden_layers=config.n_layer,
+        num_attention_heads=config.n_head,
+        num_key_value_heads=config.kv_heads,
+        hidden_size=config.n_embd,
+        intermediate_size=config.hidden,
+        rope_parameters=rope if config.rope_scaling == 1 else rope | scaled,
+        rms_norm_eps=config.norm_eps,
+        bos_token_id=None,
+        eos_token_id=None,
+        tie_word_embeddings=config.tie_embeddings,
     )
-
-
-def more_than_llama(kind: str, config: GPTConfig) -> torch.nn.Module:
-    """The model of a class whose config has all that Llama's has, and more: mistral, qwen2 or qwen3."""
-    values = llama(replace(config, window=None, head_dim=None)).config.to_dict() | {"model_type": kind}
-    values |= {"sliding_window": config.window, "head_dim": config.head_size}
-    values |= {"use_sliding_window": config.window is not None, "max_window_layers": 0}
-    theirs = transformers.AutoConfig.for_model(**values)
+    if kind != "llama":
+        windowed = config.window is not None
+        values |= dict(head_dim=config.head_size, sliding_window=config.window)
+        values |= dict(use_sliding_window=windowed, max_window_layers=0)
+    theirs = transformers.AutoConfig.for_model(kind, **values)
     return transformers.AutoModelForCausalLM.from_config(theirs)
 
 

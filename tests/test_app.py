@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import fields
@@ -22,16 +21,12 @@ from rewards.options import RewardOptions
 from sample import SampleOptions
 from serve import ServeOptions
 from tests.helpers import (
-    DEADLINE,
     ROOT,
     error_line,
-    newest_checkpoint,
     refusal,
     saved_iterations,
-    start_python,
-    wait_until,
 )
-from tests.tools.cloud.launches import LONG, namespaces
+from tests.tools.cloud.launches import namespaces
 from tools.cloud import rent
 from tools.cloud.options import BURST, CORE, GIB, LaunchOptions, machine_of
 
@@ -152,15 +147,3 @@ def test_here_it_needs_no_network(tiny, tmp_path):
     words = [*tiny("mine"), "--run-on-remote", "false"]
     subprocess.run(["unshare", "-rn", sys.executable, ROOT / "app.py", *words], cwd=tmp_path, check=True)
     assert saved_iterations(tmp_path / "mine") == [5, 10]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
-def test_a_signal_has_a_run_here_save_and_end_with_that_of_a_stopped_one(tiny, tmp_path, signal_name):
-    process = start_python(ROOT / "app.py", *tiny(tmp_path / "out", **LONG), cwd=tmp_path)
-    wait_until(lambda: newest_checkpoint(tmp_path / "out"), process)
-    process.send_signal(getattr(signal, signal_name))
-    printed, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 143, errors  # the signal reaches it as SIGTERM
-    stopped_at = saved_iterations(tmp_path / "out")[-1]
-    assert stopped_at < LONG["max_iters"] and f"stopped at iter {stopped_at};" in printed

@@ -220,22 +220,16 @@ def test_bytes_of_documents_are_counted_as_they_are_written(changing, tmp_path):
     assert evaluate.predicted_bytes(splits[0][0], Dataset(str(tmp_path / "to")).meta) == 0
 
 
-@pytest.fixture
-def wordless(dataset, tmp_path):
-    """The data set without its tokenizer."""
-    folder = shutil.copytree(dataset, tmp_path / "wordless")
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps(meta | {"tokenizer": None}))
-    return folder
-
-
 # --- bad requests -----------------------------------------------------------------------------------------
 
 
 def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(
-    result, reference, wordless, tmp_path, capsys
+    result, reference, dataset, tmp_path, capsys
 ):
     """Tokens that are not text have a loss only."""
+    wordless = shutil.copytree(dataset, tmp_path / "wordless")
+    meta = json.loads((wordless / "meta.json").read_text())
+    (wordless / "meta.json").write_text(json.dumps(meta | {"tokenizer": None}))
     reference.save_pretrained(base := tmp_path / "base")  # it has no tokenizer either
     found = result(init_from=base, dataset=wordless)
     assert "no bits per byte" in capsys.readouterr().out and found["bits_per_byte"] is None
@@ -248,11 +242,10 @@ def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(
     [
         ("--stride=17", "--stride is 17, but the model reads 16 tokens at once: give 1 to 16"),
         ("--block_size=17", "--block_size is 17, but the model reads 16: give 1 to 16"),
-        ("--mesh=data:8 --batch_size=6", "batch_size=6 must be a multiple of data x fsdp = 8"),
     ],
 )
 def test_a_bad_option_is_one_line(run, argument, says):
-    assert says in error(f"--out_dir={run}", *argument.split())
+    assert says in error(f"--out_dir={run}", argument)
 
 
 @pytest.mark.parametrize(

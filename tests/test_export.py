@@ -264,22 +264,11 @@ def lora_run(tiny, tmp_path_factory):
     return train_beside
 
 
-# The layers of the model of transformers that have adapters, and how many of ours each one is.
-GPT2_ALL = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 1, "mlp.c_proj": 1}
-LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
-
-
 @pytest.mark.parametrize(
-    "name, targets, theirs",
-    [
-        ("gpt2", "c_q,c_v", {"attn.c_attn": 2}),
-        *slowly(
-            ("gpt2", "all", GPT2_ALL),
-            *((name, "all", dict.fromkeys(LLAMA_ALL, 1)) for name in ("llama", "qwen2", "qwen3")),
-        ),
-    ],
+    "name, targets",
+    [("gpt2", "c_q,c_v"), *slowly(*((name, "all") for name in ("gpt2", "llama", "qwen2", "qwen3")))],
 )
-def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
+def test_peft_computes_the_same(lora_run, name, targets, tmp_path):
     base, run = random_reference(name), lora_run(name, targets)
     folder = run_export(run, tmp_path / "adapter", "--format=peft")
     tokens = np.random.default_rng(0).integers(65, size=(2, 8))
@@ -291,16 +280,7 @@ def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
     after = logits(adapted, tokens)
     assert np.abs(after - before).max() > 0.1
     np.testing.assert_allclose(ours, after, atol=1e-4)
-
-    ranks = {
-        path.partition(".0.")[2]: module.r["default"]
-        for path, module in adapted.named_modules()
-        if isinstance(module, peft.tuners.lora.LoraLayer) and ".0." in path
-    }
-    assert ranks == {module: 4 * n for module, n in theirs.items()}
-    adapters = sum(x.numel() for name, x in adapted.named_parameters() if "lora_" in name)
     assert contents(folder).keys() == {"adapter_config.json", "adapter_model.safetensors"}
-    assert len(contents(folder)["adapter_model.safetensors"]) < 4 * adapters + 20_000
 
 
 def test_adapters_of_a_model_in_mup_are_one_line(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from fast import How
 from model import ACTIVATIONS, GPT, GPTConfig, Norm
 from runs.metrics import count_parameters
-from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, named_arrays, run_python, slowly
+from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, named_arrays, run_python
 from tests.models import TINY, changed, forward, large, random_tokens, train
 from tests.reference import NAMES, as_gpt, random_reference
 
@@ -83,20 +83,10 @@ def test_norms_add_1e_5_to_the_variance(norm):
 # --- initialisation and size ---
 
 
-@pytest.mark.parametrize("variant, V, D, B", [({}, 65, 128, 32), *slowly((LLAMA, 50304, 64, 2))])
-def test_a_new_model_knows_nothing(variant, V, D, B):
-    # Logits are small at first, and the loss ln(V), as long as D is: they are products of D-vectors. A tied
-    # head also favours the token it has just read; at V 65, D 384 the loss starts 3% above ln(V).
-    config = GPTConfig(block_size=64, vocab_size=V, n_layer=2, n_head=4, n_embd=D, **variant)
-    model = jax.jit(lambda key: GPT(config, key=key))(jax.random.key(0))
-    loss = jax.jit(GPT.loss)(model, random_tokens(config, B), random_tokens(config, B, seed=1))
-    assert loss == pytest.approx(math.log(V), rel=0.02)
-
-
 @pytest.mark.parametrize(
     "variant, wider", [(LLAMA, 1), (dict(mlp="gelu", bias=True), 1), (LLAMA | dict(mup_base_width=16), 4)]
 )
-def test_weights_start_as_in_gpt2_and_every_layer_on_its_own(variant, wider):
+def test_weights_start_as_in_gpt2(variant, wider):
     config = changed(TINY, block_size=64, vocab_size=256, n_layer=4, n_embd=64, **variant)
     for name, leaf in named_arrays(config.build(jax.random.key(0))).items():
         if name.endswith(".bias"):
@@ -109,9 +99,6 @@ def test_weights_start_as_in_gpt2_and_every_layer_on_its_own(variant, wider):
             # Five standard errors of a mean and of a standard deviation.
             assert abs(leaf.mean()) < 5 * std / math.sqrt(leaf.size), name
             assert leaf.std() == pytest.approx(std, rel=5 / math.sqrt(2 * leaf.size)), name
-            if "blocks" in name:
-                correlation = np.corrcoef(leaf.reshape(4, -1)) - np.eye(4)
-                assert abs(correlation).max() < 5 / math.sqrt(leaf[0].size), name
 
 
 def test_no_two_layers_start_with_the_same_weights():
@@ -123,19 +110,9 @@ def test_no_two_layers_start_with_the_same_weights():
     assert len(flat) == 2 * 7 and abs(correlation).max() < 5 / 64
 
 
-@pytest.mark.parametrize(
-    "L, H, D, published",
-    [
-        (12, 12, 768, 124_439_808),  # gpt2
-        (24, 16, 1024, 354_823_168),  # gpt2-medium
-        (36, 20, 1280, 774_030_080),  # gpt2-large
-        (48, 25, 1600, 1_557_611_200),  # gpt2-xl
-    ],
-)
-def test_gpt2s_sizes(L, H, D, published):
-    config = replace(GPT2, n_layer=L, n_head=H, n_embd=D)
-    assert count_parameters(config) == published
-    assert count_parameters(config) == 50257 * D + 1024 * D + L * (12 * D**2 + 13 * D) + 2 * D
+@pytest.mark.parametrize("L, H, D, published", [(12, 12, 768, 124_439_808), (48, 25, 1600, 1_557_611_200)])
+def test_gpt2_and_gpt2_xl_have_their_published_sizes(L, H, D, published):
+    assert count_parameters(replace(GPT2, n_layer=L, n_head=H, n_embd=D)) == published
 
 
 def test_a_swiglu_mlp_is_two_thirds_as_wide_as_a_gelu_one_rounded_up_to_a_multiple_of_64():

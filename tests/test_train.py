@@ -5,7 +5,6 @@ Nearly all call `train.main` in this process. Those about signals and exit statu
 
 import contextlib
 import io
-import json
 import math
 import os
 import pickle
@@ -25,7 +24,7 @@ import evaluate
 import sample
 import train
 from data.dataset import Dataset
-from data.tokenizer import CharTokenizer, JsonTokenizer, from_json
+from data.tokenizer import CharTokenizer, from_json
 from data.writer import write_dataset
 from experiments.reference import read_options
 from runs.checkpoint import Checkpoints
@@ -115,21 +114,6 @@ def test_leaves_its_options_curves_and_checkpoints_and_says_how_to_sample(first_
     assert words == ["python", "sample.py", f"--out_dir={out}"]
 
 
-def test_whole_split_evaluation_is_the_mean_over_every_token(first_run, tiny_data):
-    out, _ = first_run
-    model, _, iteration = load_run(str(out))
-    predict = jax.jit(lambda x: model(x[None])[0])
-    ids = np.fromfile(tiny_data / "val.bin", "<u2").astype(int)
-    total = 0.0
-    for first in range(0, len(ids) - 1, 8):  # windows of block_size; the last is shorter
-        y = ids[first + 1 : first + 9]
-        logits = np.asarray(predict(ids[first : first + len(y)]), np.float64)
-        total -= (logits[np.arange(len(y)), y] - np.log(np.exp(logits).sum(-1))).sum()
-    reported = records(out)[-1]
-    assert reported["iter"] == iteration == 20
-    assert reported["val/loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
-
-
 def write_bins(folder: Path, ids: np.ndarray) -> Path:
     """Write nanoGPT's files of both splits."""
     folder.mkdir()
@@ -138,20 +122,11 @@ def write_bins(folder: Path, ids: np.ndarray) -> Path:
     return folder
 
 
-def test_trains_with_a_document_mask(tiny, tmp_path, tokenizer_json):
-    tokenizer, ids = JsonTokenizer(tokenizer_json.read_text()), np.tile([0, 11, 12, 13, 14], 60)
-    write_dataset(data := tmp_path / "packed", ids, ids, tokenizer, "a test")
-    train.main(tiny(tmp_path / "out", dataset=data, document_mask=True, max_iters=5))
-    model, manifest, _ = load_run(str(tmp_path / "out"))
-    assert (model.config.document_start, manifest.tokenizer) == (0, tokenizer.description)
-    assert records(tmp_path / "out")[-1]["val/loss"] < 0.9 * math.log(tokenizer.vocab_size)
-
-
 def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated(tiny, tmp_path):
-    data = write_bins(tmp_path / "bins", np.random.default_rng(0).integers(0, 100, 300))
-    train.main(tiny(tmp_path / "out", dataset=data, max_iters=1, vocab_size=100))
+    data = write_bins(tmp_path / "bins", np.random.default_rng(0).integers(0, 28, 300))
+    train.main(tiny(tmp_path / "out", dataset=data, max_iters=1, vocab_size=28))
     model, manifest, _ = load_run(str(tmp_path / "out"))
-    assert model.config.vocab_size == manifest.vocab_size == 100
+    assert model.config.vocab_size == manifest.vocab_size == 28
     evaluate.main([f"--out_dir={tmp_path / 'out'}", "--device=cpu", "--mesh=data:1"])
 
 
@@ -212,11 +187,6 @@ def test_under_jaxs_own_variables_a_run_goes_on_to_the_same_bits(copied_run, fir
         for name, value in before.items():
             jax.config.update(name, value)
     assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
-
-
-def log(out: Path) -> str:
-    path = out / "metrics.jsonl"
-    return path.read_text() if path.exists() else ""
 
 
 def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(first_run, tiny, tmp_path, monkeypatch, capsys):
@@ -283,7 +253,7 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tiny, tmp_path):
     signal.signal(signal.SIGHUP, handler)
     try:
         os.close(side)
-        while '"iter": 9,' not in log(tmp_path):
+        while not newest_checkpoint(tmp_path):
             os.read(terminal, 10_000)
         os.close(terminal)
         process.send_signal(signal.SIGHUP)
@@ -371,28 +341,16 @@ def test_weights_that_have_learned_another_text_of_the_data_set_are_refused(tiny
     assert refusal(train.main, started).startswith(f"dataset={broken_data} was prepared anew")
 
 
-def without_what_is_written(out):
-    (out / "options.json").unlink()
-    (out / "metrics.jsonl").unlink()
-
-
-def with_other_values(out):
-    path = out / "options.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"learning_rate": 0.5, "eval_interval": 1}))
-    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (out / "metrics.jsonl").write_text("".join(line for line in lines if "val/loss" not in line))
-
-
-@pytest.mark.parametrize("change", [without_what_is_written, with_other_values])
-def test_what_is_for_people_does_not_change_how_a_run_goes_on(first_run, copied_run, change):
+def test_what_is_for_people_does_not_change_how_a_run_goes_on(first_run, copied_run):
     """Neither what it learns nor when it is evaluated."""
     shutil.rmtree(copied_run / "checkpoints" / "20")
-    change(copied_run)
+    for name in ("options.json", "metrics.jsonl"):
+        (copied_run / name).unlink()
     assert train.main([f"--out_dir={copied_run}", "--init_from=resume"]) == 0
     assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
     first = [r for r in without_times(records(first_run[0])) if r["iter"] > 14]
     from_there = [r for r in first if r["iter"] > 15 or "lr" in r]  # the evaluation at 15 is made
-    assert without_times(records(copied_run))[-len(from_there) :] == from_there
+    assert without_times(records(copied_run)) == from_there
     assert read_options(str(copied_run / "options.json")).learning_rate == 0.01
 
 
@@ -604,13 +562,3 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
     assert records(copied_run)[-1]["lr"] == pytest.approx(1e30)
     train.main(tiny(copied_run, init_from="resume", max_iters=21))  # as the line says
     assert saved_iterations(copied_run)[-1] == 21
-
-
-# Runs that cannot start
-
-
-def test_a_mistake_is_one_line(tiny, tmp_path):
-    (config := tmp_path / "config.py").write_text("n_layer = 'two'\n")
-    assert refusal(train.main, [str(config)]) == f"{config}: n_layer is 'two': it should be a valid integer"
-    said = refusal(train.main, tiny(tmp_path / "none", init_from="resume"))
-    assert said.startswith(f"{tmp_path / 'none' / 'checkpoints'}: no checkpoint ")

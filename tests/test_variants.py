@@ -9,12 +9,11 @@ import pytest
 
 from config.options import Options
 from fast import FastNorm
-from runs.checkpoint import arrays_by_name
 from tests.helpers import FLOAT32_ROUNDING, MODERN, assert_same_bits, distance, random_batch
 from tests.models import TINY, changed, forward, large, random_tokens
 from training.state import create_state, model_config
 from training.step import compile_step
-from variants import Scaled, without_multipliers
+from variants import without_multipliers
 
 V, BASE = 32, 32
 OPTIONS = replace(
@@ -41,12 +40,6 @@ def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the
     plain = without_multipliers(model)
     assert type(plain.blocks.attn.q_norm) is type(plain.ln_f) is FastNorm
     assert distance(forward(plain, tokens), forward(model, tokens)) < FLOAT32_ROUNDING
-
-
-def test_arrays_of_wrapped_layers_keep_their_names():
-    plain, wrapped = (each.build(jax.random.key(0)) for each in (TINY, changed(TINY, mup_base_width=8)))
-    assert type(wrapped.blocks.attn.c_q) is type(wrapped.ln_f) is Scaled
-    assert list(arrays_by_name(wrapped)) == list(arrays_by_name(plain))
 
 
 def test_at_the_bases_width_a_model_in_mup_is_an_ordinary_one():
