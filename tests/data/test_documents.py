@@ -109,9 +109,6 @@ def test_the_name_of_end_of_text_in_a_document_ends_nothing(tmp_path, write):
     assert stories(write(paths=[tmp_path / "odd.jsonl"])) == sorted(odd)
 
 
-# Stopped and killed
-
-
 def test_a_stopped_command_goes_on_and_writes_what_it_would_have(tmp_path, write, monkeypatch, capsys):
     """It is stopped behind a file that got its name: a note of the progress, meta.json or a split's file."""
     monkeypatch.setattr(documents, "GROUP", 1)
@@ -173,9 +170,6 @@ def test_damaged_progress_is_named(tmp_path, write):
         assert refusal(write).startswith(f"{path}: damaged (")
 
 
-# Memory
-
-
 def test_two_groups_are_on_their_way_at_a_time(monkeypatch):
     monkeypatch.setattr(documents, "GROUP", 3)
     drawn = []
@@ -192,9 +186,6 @@ def test_two_groups_are_on_their_way_at_a_time(monkeypatch):
         done += len(group)
         assert len(drawn) <= done + 3
     assert done == 100
-
-
-# Bad input
 
 
 def test_a_split_without_documents_is_refused_and_leaves_nothing(tmp_path, write):
@@ -233,11 +224,6 @@ def test_a_tokenizer_without_end_of_text_is_refused(tmp_path, write, tokenizer_j
     described = json.loads(tokenizer_json.read_text())
     (tmp_path / "endless.json").write_text(json.dumps(described | {"added_tokens": []}))
     assert "end-of-text" in refusal(write, tokenizer=tmp_path / "endless.json")
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path, write):
-    (tmp_path / "file").write_text("in the way")
-    assert str(tmp_path / "file" / "set") in refusal(write, "file/set")
 
 
 @pytest.mark.parametrize("argument", ["--limit=0", "--val_fraction=1", "--tokenizer=none.json"])

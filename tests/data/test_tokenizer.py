@@ -88,9 +88,6 @@ def test_an_id_of_a_padded_vocabulary_is_no_token(byte_pairs, byte_level):
     assert byte_level.decode([a, 50303, b]) == byte_level.stream()([a, 50303, b], final=True) == "ab"
 
 
-# Characters and tiktoken's encodings
-
-
 def test_a_character_outside_the_vocabulary_is_named():
     with pytest.raises(UserError) as error:
         CharTokenizer("bc").encode("bcéb")
@@ -125,9 +122,6 @@ def test_an_encoding_that_is_unknown_or_offline_says_what_to_do(monkeypatch):
     monkeypatch.setattr(tiktoken, "get_encoding", Mock(side_effect=requests.ConnectionError("no route")))
     with pytest.raises(UserError, match=r"\(no route\).*TIKTOKEN_CACHE_DIR"):
         TiktokenTokenizer("gpt2")
-
-
-# A Hugging Face tokenizer.json
 
 
 @pytest.mark.parametrize("name", ["<|end_of_text|>", "<eos>"])
