@@ -14,15 +14,7 @@ import pytest
 
 from common.errors import UserError
 from config.options import Options
-from runs.checkpoint import (
-    FORMAT,
-    Checkpoints,
-    Damaged,
-    Manifest,
-    checksum,
-    latest_manifest,
-    read_manifest,
-)
+from runs.checkpoint import FORMAT, Checkpoints, Damaged, Manifest, checksum, latest_manifest, read_manifest
 from runs.load import load_run
 from tests.damage import assert_named
 from tests.helpers import assert_same_bits, refusal, run_python, saved_iterations, slowly
