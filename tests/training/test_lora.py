@@ -69,9 +69,6 @@ def adapted(options):
     return with_b(create_state_around(base(options), replace(options, **LORA)).model)
 
 
-# --- what adapters compute ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("variant", ["gpt2", *slowly("llama")])
 def test_fresh_adapters_change_nothing_and_stand_beside_what_is_there(variant):
     options, tokens = VARIANTS[variant], random_batch(TINY, V)[0, 0]
@@ -101,7 +98,6 @@ def test_merged_weights_compute_the_same():
 @pytest.mark.parametrize(
     "targets, layers",
     [
-        ("c_q", {"attn.c_q"}),
         ("c_proj", {"attn.c_proj", "mlp.c_proj"}),
         ("attn.c_proj, c_fc", {"attn.c_proj", "mlp.c_fc"}),
         ("all", {*(f"attn.{name}" for name in ("c_q", "c_k", "c_v", "c_proj")), "mlp.c_fc", "mlp.c_proj"}),
@@ -120,18 +116,12 @@ def test_a_target_that_no_layer_is_called_is_one_line():
     assert "no layer is called 'proj'; give some of attn.c_q, attn.c_k, attn.c_v," in said
 
 
-# --- what is trained, and what that costs ---
-
-
 def test_the_base_has_no_moments():
     """Nor gradients: tools/planning/test_program.py."""
     state = create_state(model_config(GPT2, V), replace(GPT2, **LORA))
     adapters, _ = partition_trainable(state.model)
     moments = [x.nbytes for x in jax.tree.leaves(state.opt_state) if x.ndim]
     assert sum(moments) == 2 * sum(x.nbytes for x in jax.tree.leaves(adapters))
-
-
-# --- meshes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -159,9 +149,6 @@ def test_a_fingerprint_sees_one_weight_change_and_two_change_places():
     prints = {fingerprint({"weight": x}) for x in (weight, swapped, changed, -weight)}
     assert len(prints) == 4
     assert fingerprint({"weight": weight.copy()}) in prints
-
-
-# --- runs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
