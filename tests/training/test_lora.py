@@ -250,30 +250,18 @@ def test_adapters_of_another_base_or_of_none_are_refused(copies):
     assert saved_iterations(lora) == [5, 10]
 
 
-def test_another_vocabulary_or_shape_than_the_bases_is_refused(tiny, base_run, tmp_path):
+def test_without_a_base_or_with_another_vocabulary_or_shape_adapters_are_refused(tiny, base_run, tmp_path):
     other, ids = tmp_path / "other", np.zeros(50, int)
     write_dataset(other, ids, ids, CharTokenizer("abc"), "a test")
-    text = refusal(train.main, adapt(tiny, base_run, tmp_path / "out", dataset=other))
-    assert f"dataset={other} has another vocabulary than" in text and str(base_run) in text
-    text = refusal(train.main, [*adapt(tiny, base_run, tmp_path / "out"), "--n_layer=3"])
-    assert "n_layer=3" in text and f"{base_run} has n_layer=2" in text
-    assert not (tmp_path / "out").exists()
-
-
-def test_adapters_of_no_model_are_one_line(tiny, tmp_path):
-    text = refusal(train.main, tiny(tmp_path / "out", init_from="auto", lora_rank=2))
-    assert "lora_rank=2 trains beside the weights of a model, and there are none" in text
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_base_is_not_overwritten_by_its_adapters(tiny, copies):
-    base, _ = copies
-    text = refusal(train.main, adapt(tiny, base, base, overwrite=True))
-    assert f"init_from={base} is out_dir too" in text
-    assert load_run(str(base))[2] == 10
-
-
-def test_resume_refuses_other_adapters(lora_run):
-    for change in ("lora_rank=0", "lora_targets=c_fc", "lora_alpha=1"):
-        text = refusal(train.main, [f"--out_dir={lora_run}", "--init_from=resume", f"--{change}"])
-        assert change in text and "the checkpoint" in text
+    out = tmp_path / "out"
+    for words, says in (
+        (
+            adapt(tiny, base_run, out, dataset=other),
+            f" has another vocabulary than the checkpoint {base_run}",
+        ),
+        ([*adapt(tiny, base_run, out), "--n_layer=3"], f"n_layer=3, but {base_run} has n_layer=2"),
+        (tiny(out, init_from="auto", lora_rank=2), "lora_rank=2 trains beside the weights of a model, and "),
+        (adapt(tiny, base_run, base_run, overwrite=True), f"init_from={base_run} is out_dir too"),
+    ):
+        assert says in refusal(train.main, words)
+    assert not out.exists() and load_run(str(base_run))[2] == 10

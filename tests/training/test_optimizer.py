@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from config.options import Options
-from model import GPTConfig, leaf_name
+from model import GPTConfig
 from parallel.mesh import make_mesh
 from tests.helpers import named_arrays, random_batch, slowly
 from tests.models import changed
 from training.lora import add_adapters, partition_trainable
 from training.optimizer import learning_rate, make_optimizer
-from training.state import create_state, model_config, state_shapes
+from training.state import create_state, model_config
 from training.step import compile_step
 
 
@@ -278,24 +278,6 @@ def first_step(mesh, options):
         x, y = random_batch(options, vocab_size=16)
         after, _ = compile_step(before, options)(jax.tree.map(jnp.copy, before), x, y)
         return before, after
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
-def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
-    options = replace(TINY, optimizer=optimizer)
-    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
-        state = state_shapes(model_config(options, vocab_size=16), options)
-    shardings = {leaf_name(path): x.sharding for path, x in jax.tree.leaves_with_path(state.model)}
-    missing = set(shardings)
-    for path, x in jax.tree.leaves_with_path(state.opt_state):
-        name = next((name for name in shardings if leaf_name(path).endswith("." + name)), None)
-        assert (name is None) == (x.size < 4)  # counters, and the coefficients of Newton-Schulz
-        if name:
-            assert x.sharding.is_equivalent_to(shardings[name], x.ndim), name
-            missing.discard(name)
-    assert not missing
-    split = {name for name, sharding in shardings.items() if not sharding.is_fully_replicated}
-    assert split == MATRICES | {"blocks.ln_1.weight", "blocks.ln_2.weight", "wte", "wpe"}
 
 
 @pytest.mark.slow
