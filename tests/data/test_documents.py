@@ -94,19 +94,13 @@ def test_copies_stay_together_and_more_documents_move_none(tmp_path, write):
     assert not set(stories(after, "val")) & set(stories(after, "train"))
 
 
-def test_corrupt_and_empty_documents_are_skipped_and_counted(tmp_path, write, capsys):
-    good = [json.dumps({"text": text}).encode() for text in TEXTS[:50]]
-    bad = [b"{", b'{"text": null}', b'{"text": "\xff"}', rb'{"text": "\udfff"}', b"[" * 100_000]
-    empty = [b"", b'{"text": ""}', rb'{"text": " \n"}']
-    (tmp_path / "mixed.jsonl").write_bytes(b"\n".join([*good[:20], *bad, *good[20:], *empty]) + b"\n")
-    assert stories(write(paths=[tmp_path / "mixed.jsonl"])) == sorted(TEXTS[:50])
-    assert ": 58 documents, 8 of them corrupt, empty or refused, " in capsys.readouterr().out
-
-
-def test_the_name_of_end_of_text_in_a_document_ends_nothing(tmp_path, write):
-    odd = [f"{text}<|endoftext|>{text}" for text in TEXTS[:40]]
-    (tmp_path / "odd.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in odd))
-    assert stories(write(paths=[tmp_path / "odd.jsonl"])) == sorted(odd)
+def test_documents_without_text_are_counted_and_the_name_of_end_of_text_ends_none(tmp_path, write, capsys):
+    """Other damages: test_sources.py."""
+    texts = [f"{text}<|endoftext|>{text}" for text in TEXTS[:50]]
+    lines = [*(json.dumps({"text": text}).encode() for text in texts), b"{", b'{"text": "\xff"}', b""]
+    (tmp_path / "mixed.jsonl").write_bytes(b"\n".join(lines[20:] + lines[:20]))
+    assert stories(write(paths=[tmp_path / "mixed.jsonl"])) == sorted(texts)
+    assert ": 53 documents, 3 of them corrupt, empty or refused, " in capsys.readouterr().out
 
 
 def test_a_stopped_command_goes_on_and_writes_what_it_would_have(tmp_path, write, monkeypatch, capsys):
@@ -220,16 +214,13 @@ def test_a_folder_holds_a_tokenizer_or_a_data_set(tmp_path, source, tokenizer_js
     assert refusal(train_tokenizer.main, words).endswith("holds a data set: give the tokenizer another")
 
 
-def test_a_tokenizer_without_end_of_text_is_refused(tmp_path, write, tokenizer_json):
+def test_a_value_that_cannot_be_is_named(tmp_path, source, tokenizer_json):
     described = json.loads(tokenizer_json.read_text())
-    (tmp_path / "endless.json").write_text(json.dumps(described | {"added_tokens": []}))
-    assert "end-of-text" in refusal(write, tokenizer=tmp_path / "endless.json")
-
-
-@pytest.mark.parametrize("argument", ["--limit=0", "--val_fraction=1", "--tokenizer=none.json"])
-def test_a_value_that_cannot_be_is_named(tmp_path, source, argument):
-    words = [f"--source={source.paths[0]}", f"--to={tmp_path / 'set'}", argument]
-    assert argument.partition("=")[2] in refusal(prepare, words)
+    (endless := tmp_path / "endless.json").write_text(json.dumps(described | {"added_tokens": []}))
+    words = [f"--source={source.paths[0]}", f"--to={tmp_path / 'set'}"]
+    for name, value in (("limit", 0), ("val_fraction", 1), ("tokenizer", "none.json")):
+        assert str(value) in refusal(prepare, [*words, f"--{name}={value}"])
+    assert "end-of-text" in refusal(prepare, [*words, f"--tokenizer={endless}"])
 
 
 @pytest.mark.parametrize("name", ["", "openwebtext", "tinystories", "fineweb_edu"])
