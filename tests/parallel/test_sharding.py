@@ -13,14 +13,11 @@ from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, Manifest, arrays_by_name
 from tests.helpers import (
-    FLOAT32_ROUNDING,
     MODERN,
-    assert_close,
+    assert_as_on_one_device,
     assert_same_bits,
     assert_same_curve,
-    loss_and_gradients,
     losses,
-    on_one_device,
     random_batch,
     save_run,
     saved_state,
@@ -56,10 +53,7 @@ def new_model(options):
 
 @pytest.mark.parametrize("variant, mesh", [ALL_AXES, *slowly(*RARE)])
 def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
-    expected_loss, expected = on_one_device(new_model, VARIANTS[variant])
-    loss, found = loss_and_gradients(new_model, VARIANTS[variant], mesh)
-    assert loss == pytest.approx(expected_loss, rel=FLOAT32_ROUNDING)
-    assert_close(found, expected)
+    assert_as_on_one_device(new_model, VARIANTS[variant], mesh)
 
 
 @pytest.fixture

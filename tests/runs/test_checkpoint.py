@@ -288,14 +288,6 @@ def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path, error):
         raise error
 
 
-def test_a_model_is_loaded_with_its_vocabulary_and_iteration(two_checkpoints, first, tmp_path):
-    model, manifest, iteration = load_run(str(two_checkpoints))
-    assert_same_bits(model, first.model)
-    assert (manifest.tokenizer, iteration) == (TOKENIZER, 2)
-    assert load_run(str(two_checkpoints), 1)[2] == 1
-    assert "no checkpoint" in refusal(load_run, str(tmp_path / "none"))
-
-
 # A run trained on a ninth device stands for one trained on a GPU, which a machine without one samples from.
 SAVE_ELSEWHERE = """
 import sys

@@ -18,11 +18,6 @@ def how(options):
     return choose_how(options, model_config(options, V))
 
 
-@pytest.mark.parametrize("name, value", [("n_embd", 33), ("n_kv_head", 3)])
-def test_a_model_that_cannot_be_is_one_line(name, value):
-    assert f"{name}={value}" in refusal(model_config, replace(TINY, **{name: value}), V)
-
-
 def test_document_mask_gives_the_model_the_end_of_text_token():
     assert model_config(replace(TINY, document_mask=True), V, 7).document_start == 7
     assert model_config(TINY, V, 7).document_start is None
