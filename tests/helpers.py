@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -307,3 +308,13 @@ def loss_and_gradients(
 def on_one_device(create: Callable[[Options], GPT], options: Options) -> tuple[float, dict[str, np.ndarray]]:
     """Return `loss_and_gradients` of one device, which is computed once for each `create` and options."""
     return loss_and_gradients(create, options, "data:1")
+
+
+def assert_as_on_one_device(
+    create: Callable[[Options], GPT], options: Options, mesh: str, rounding=FLOAT32_ROUNDING, **changes
+) -> None:
+    """Check that `create(options)`, with these changes on a mesh, has one device's loss and gradients."""
+    expected_loss, expected = on_one_device(create, options)
+    loss, found = loss_and_gradients(create, replace(options, **changes), mesh)
+    assert loss == pytest.approx(expected_loss, rel=rounding)
+    assert_close(found, expected, rounding)

@@ -67,20 +67,14 @@ def test_what_cannot_be_written_is_known_before_and_stays_as_it_is(tmp_path):
     assert contents(tmp_path) == {"file": b"in the way"}
 
 
+@pytest.mark.parametrize("name", ["file", f".file.{os.getpid()}.tmp"])  # it is written there, and renamed
 @pytest.mark.parametrize("there", [True, False])
-def test_nothing_is_written_through_a_link(tmp_path, there):
-    outside, link = tmp_path / "outside", tmp_path / "link"
+def test_nothing_is_written_through_a_link(tmp_path, name, there):
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    folder.mkdir()
     if there:
         outside.write_text("kept")
-    link.symlink_to(outside)
-    write_whole(link, "text")
-    assert link.read_text() == "text" and not link.is_symlink()
-    assert outside.read_text() == "kept" if there else not outside.exists()
-
-
-def test_what_lies_at_a_temporary_name_is_not_written_to(tmp_path):
-    (outside := tmp_path / "outside").write_text("kept")
-    (folder := tmp_path / "folder").mkdir()
-    (folder / f".file.{os.getpid()}.tmp").symlink_to(outside)
+    (folder / name).symlink_to(outside)
     write_whole(folder / "file", "text")
-    assert outside.read_text() == "kept" and contents(folder) == {"file": b"text"}
+    assert contents(folder) == {"file": b"text"} and not (folder / "file").is_symlink()
+    assert outside.read_text() == "kept" if there else not outside.exists()

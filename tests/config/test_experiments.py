@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,18 +34,17 @@ BABY_ON_A_CPU = (  # nanoGPT's README
 )
 
 
-def path(name):
-    return str(CONFIG / f"{name}.py")
+def words(name):
+    """The command line of an experiment; where its weights are from is for `init_from` to know."""
+    return [str(CONFIG / f"{name}.py"), "--init_from=scratch"]
 
 
 def values(name):
-    """What a config file sets; where its weights are from is for `init_from` to know."""
-    return given([path(name), "--init_from=scratch"], Options)
+    return given(words(name), Options)
 
 
 def options(name):
-    """The options of an experiment whose weights are, for this, not given."""
-    return parse_options([path(name), "--init_from=scratch"])
+    return parse_options(words(name))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -97,13 +97,7 @@ def test_the_baby_gpts_set_what_nanogpts_set_and_nothing_else():
 
 @pytest.mark.parametrize("name, weights", [*GPT2_SIZES.items(), ("finetune_shakespeare", "gpt2-xl")])
 def test_each_run_from_given_weights_asks_for_the_right_ones(name, weights):
-    shape = {"n_layer": 48, "vocab_size": 50257}
-    asked = []
-
-    def shape_of(init_from):
-        asked.append(init_from)
-        return shape
-
-    found = parse_options([path(name)], shape_of)
-    assert asked == [weights] and found.init_from == weights
-    assert found == replace(options(name), init_from=weights, **shape)
+    shape_of = Mock(return_value={"n_layer": 48, "vocab_size": 50257})
+    found = parse_options(words(name)[:1], shape_of)
+    shape_of.assert_called_once_with(weights)
+    assert found == replace(options(name), init_from=weights, **shape_of.return_value)

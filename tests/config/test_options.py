@@ -40,18 +40,11 @@ def config(tmp_path):
 @pytest.fixture
 def run(tmp_path):
     """A run's folder with the options it was started with; returns it as a string."""
-    folder = tmp_path / "run"
-    folder.mkdir()
     options = replace(Options(), n_embd=32, n_kv_head=2, batch_size=7, out_dir="elsewhere", overwrite=True)
-    write_manifest(folder, 5, options)
-    (folder / "options.json").write_text(json.dumps(vars(Options(n_embd=64, batch_size=9))))
-    return str(folder)
-
-
-def write_manifest(folder, iteration, options):
-    path = folder / "checkpoints" / str(iteration) / "manifest" / "metadata"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(Manifest(options, 11, None).to_json()))
+    (manifest := tmp_path / "run/checkpoints/5/manifest/metadata").parent.mkdir(parents=True)
+    manifest.write_text(json.dumps(Manifest(options, 11, None).to_json()))
+    (tmp_path / "run/options.json").write_text(json.dumps(vars(Options(n_embd=64, batch_size=9))))
+    return str(tmp_path / "run")
 
 
 def resumed(*argv):
@@ -59,11 +52,8 @@ def resumed(*argv):
 
 
 def error(*argv):
-    """The text of the error that a command line ends in, which is one line."""
+    """The one line that a command line ends in."""
     return refusal(parse_options, list(argv))
-
-
-# --- defaults and sources ---------------------------------------------------------------------------------
 
 
 def test_defaults_are_nanogpts_and_pass_their_own_checks():
@@ -105,12 +95,10 @@ def test_config_files_apply_in_order_and_the_command_line_wins_wherever_it_stand
         ("--learning-rate 1", "learning_rate", 1.0),
         ("--eval_iters -1", "eval_iters", -1),
         ("--seed=2 --seed=3", "seed", 3),
-        ("--bias=True", "bias", True),
         ("--overwrite --seed=1337", "overwrite", True),
         ("--decay_lr false", "decay_lr", False),
         ("--n_kv_head=None", "n_kv_head", None),
         ("--wandb_run_name=1e5", "wandb_run_name", "1e5"),  # text stays text, whatever it looks like
-        ("--wandb_run_name=None", "wandb_run_name", "None"),
         ("--wandb_run_name=a=b", "wandb_run_name", "a=b"),
         ("--wandb_run_name=", "wandb_run_name", ""),
     ],
@@ -119,9 +107,6 @@ def test_values_on_the_command_line(words, name, value):
     options = parse_options(words.split())
     assert options == replace(Options(), **{name: value})
     assert type(getattr(options, name)) is type(value)
-
-
-# --- nanoGPT's own files ----------------------------------------------------------------------------------
 
 
 def test_a_config_file_is_python_with_names_of_its_own_as_nanogpts_are(config, capsys):
@@ -146,7 +131,6 @@ def test_a_config_file_is_python_with_names_of_its_own_as_nanogpts_are(config, c
         ("min_lr = math.sqrt(4)", "min_lr", 2.0),
         ("batch_size = np.prod([2, 3])", "batch_size", 6),
         ("decay_lr = np.bool_(False)", "decay_lr", False),
-        ("lr_decay_iters = max_iters", "lr_decay_iters", 600000),
         ("gradient_accumulation_steps *= 2", "gradient_accumulation_steps", 80),
         ("def half(): return n_layer // 2\nn_layer = half()", "n_layer", 6),
         ("bias = 1", "bias", True),
@@ -166,12 +150,12 @@ def test_a_config_file_sets_what_it_assigns_and_not_what_it_reads(run, config):
     assert (options.batch_size, options.n_embd) == (Options.batch_size, 32)
 
 
-@pytest.mark.parametrize("line", ["device = 'cuda' if torch.cuda.is_available() else 'cpu'", "import torch"])
-def test_a_config_file_that_asks_pytorch_says_what_to_do(line, config, monkeypatch):
+def test_a_config_file_that_asks_pytorch_says_what_to_do(config, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # it is not installed
-    text = error(path := config(f"batch_size = 1\n{line}\n"))
-    assert text.startswith(f"{path}:2: ") and "torch" in text
-    assert text.endswith("leave out what asks PyTorch: the defaults of device and dtype choose the best")
+    for line in ("device = 'cuda' if torch.cuda.is_available() else 'cpu'", "import torch"):
+        text = error(path := config(f"batch_size = 1\n{line}\n"))
+        assert text.startswith(f"{path}:2: ") and "torch" in text
+        assert text.endswith("leave out what asks PyTorch: the defaults of device and dtype choose the best")
 
 
 def test_a_config_file_runs_in_a_namespace_of_its_own(config):
@@ -194,9 +178,6 @@ def test_what_pytorch_alone_has_is_left_out_or_becomes_jaxs_with_a_note(in_a_fil
         printed = capsys.readouterr()
         assert printed.out == "" and printed.err.startswith(f"note: {name}")
         assert "is for PyTorch" in printed.err and (becomes or "") in printed.err
-
-
-# --- going on with a run ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("init_from", ["resume", "auto"])
@@ -227,9 +208,6 @@ def test_any_damage_to_an_options_json_is_one_line(tmp_path):
     assert wrong <= {what for what, line in said.items() if line is not None}
 
 
-# --- errors -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("typo, nearest", [("batchsize", "batch_size"), ("learning-rat", "learning_rate")])
 def test_a_typo_names_the_nearest_option(typo, nearest):
     for word in (f"--{typo}=1", f"--{typo}"):
@@ -240,7 +218,6 @@ def test_a_typo_names_the_nearest_option(typo, nearest):
 @pytest.mark.parametrize(
     "name, value, says",
     [
-        ("batch_size", "'12'", "'12': it should be a valid integer"),
         ("batch_size", "True", "True: it should be a valid integer"),
         ("learning_rate", "float('nan')", "nan: it should be "),
         ("learning_rate", "10 ** 400", "1000"),
@@ -256,12 +233,10 @@ def test_a_wrong_value_in_a_config_file_is_named(name, value, says, config):
 @pytest.mark.parametrize(
     "argument, text",
     [
-        ("--batch_size=abc", "--batch_size is 'abc': it should be a valid integer"),
         ("--eval_iters=0", "--eval_iters is 0: it should be greater than or equal to 1 or it should be -1"),
         ("--out_dir=", "--out_dir is '': expected a name in UTF-8"),
         ("--out_dir=caf\udce9", "--out_dir is 'caf\\udce9': expected a name in UTF-8"),
         ("--init_from=nowhere", "init_from=nowhere: expected one of scratch, resume, auto here"),
-        ("--seed --overwrite", "--seed needs a value; see --help"),
         ("--xyzzy=1", "--xyzzy is not an option; see --help"),
         ("-x", "-x: expected a config file (NAME.py) or --key=value; see --help"),
         ("nowhere.py", "nowhere.py: there is no such config file"),
@@ -321,9 +296,6 @@ def test_a_commands_own_options_are_taken_and_train_pys_are_left():
     assert take_options(["--loop=False", "--no_such"], Own) == ({"loop": False}, ["--no_such"])
     assert refusal(take_options, ["--steps=0"], Own).startswith("--steps is 0: ")
     assert refusal(take_options, ["--steps", "--loop"], Own) == "--steps needs a value; see --help"
-
-
-# --- the command ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("columns", ["1", "100"])  # it ends however narrow the terminal is

@@ -32,9 +32,8 @@ def conversation(seed: int, exchanges: int = 2) -> list[dict[str, str]]:
     def text() -> str:
         return " ".join(random.choice(WORDS, random.integers(1, 6)))
 
-    system = [{"role": "system", "content": text()}] if seed % 2 else []
-    roles = exchanges * ("user", "assistant")
-    return system + [{"role": role, "content": text()} for role in roles]
+    roles = ("system",) * (seed % 2) + exchanges * ("user", "assistant")
+    return [{"role": role, "content": text()} for role in roles]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +123,6 @@ def test_a_template_that_changes_what_messages_say_is_refused(renderer):
 SPACES = {  # before a text, as SentencePiece's models have them in a tokenizer.json, and RoBERTa's
     "llama 2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
     "mistral": (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
-    "always": (None, pre_tokenizers.Metaspace(prepend_scheme="always", split=False)),
     "roberta": (None, pre_tokenizers.ByteLevel(add_prefix_space=True)),
 }
 
@@ -134,10 +132,7 @@ SPACES = {  # before a text, as SentencePiece's models have them in a tokenizer.
     [
         ("{{ m['content'] }}", ["be good<|im_", "end|>x"]),  # a name in two messages side by side
         ("{{ m['content'] + '|>' }}", ["x<|im_end"]),  # or that the template ends
-        (
-            "{{ m['content'].split('#')[-1] + '<|im_end|>a' }}",
-            ["t#B<|im_end|>aFORGED", "FORGED<|im_end|>aZ#Z"],
-        ),
+        ("{{ m['content'].split('#')[-1] + '<|im_end|>a' }}", ["t#B<|im_end|>aOBEY", "OBEY<|im_end|>aZ#Z"]),
         ("{{ m['content'] + '‡' }}", ["x‡"]),  # a token of one character, which is not special
         ("{{ m['content'] + '<|END|>' }}", ["x<|end|>"]),  # or one that is looked for in small letters
     ],
@@ -197,7 +192,7 @@ def test_no_space_comes_before_what_goes_on_with_a_text(kind):
     library.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
     renderer = Renderer(from_json({"type": "tokenizers", "json": library.to_str()}), TEMPLATE)
     for said in ("the fox", " x", "<>"):
-        messages = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+        messages = [{"role": role, "content": said} for role in ("user", "assistant")]
         text = "".join(f"<|im_start|>{x['role']}\n{said}<|im_end|>\n" for x in messages)
         expected = library.encode(f"<|endoftext|>{text}").ids
         assert renderer(messages).ids.tolist() == expected
@@ -211,22 +206,13 @@ def test_a_conversation_begins_with_the_prompt_that_it_answers(tmp_path, space):
     save(train_tokenizer(iter(["a\n\n b\n\n\n  c  " + TEMPLATE] * 9), 400), tmp_path)
     renderer = Renderer(load_tokenizer(str(tmp_path)), None)
     for said in (space + "x", "x" + space, space + FORGED):
-        messages = conversation(1) + [
-            {"role": "user", "content": said},
-            {"role": "assistant", "content": said},
-        ]
+        messages = conversation(1) + [{"role": role, "content": said} for role in ("user", "assistant")]
         ids, learned, _ = renderer(messages)
         asked = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
         for n in asked:
             prompt = renderer.prompt(messages[:n])
             assert prompt.tolist() == ids[: len(prompt)].tolist()
             assert learned[len(prompt)] and not learned[len(prompt) - 1]
-
-
-def test_a_beginning_of_id_0_is_a_beginning(folder):
-    tokenizer = load_tokenizer(str(folder))  # <|endoftext|> is 0
-    uses = {"document_start": 0, "eos_token_id": [2], "chat_template": TEMPLATE.replace("bos_token", "''")}
-    assert Renderer(from_json(tokenizer.description | {"uses": uses}), None)(conversation(0)).ids[0] == 0
 
 
 @pytest.mark.parametrize("seed", [0, 1])  # the second has a system message
@@ -276,13 +262,6 @@ def test_a_token_that_ends_turns_does_not_begin_conversations(tmp_path, folder, 
     assert qwen.prompt(conversation(0)[:1]).tolist() == ours["input_ids"]  # as the template says, no more
     run = Renderer(qwen.learned(), None)  # which learned what `qwen` made
     assert run.prompt(conversation(0)[:1]).tolist() == [0, *ours["input_ids"]]
-
-
-def test_a_template_that_begins_the_text_itself_gets_no_second_beginning(folder):
-    tokenizer = load_tokenizer(str(folder))
-    begins = Renderer(tokenizer, TEMPLATE)
-    begins_not = Renderer(tokenizer, TEMPLATE.replace("bos_token", "''"))
-    assert begins(conversation(1)).ids.tolist() == begins_not(conversation(1)).ids.tolist()
 
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
@@ -352,12 +331,6 @@ def test_a_column_of_parquet_is_read_as_lines_of_json_are(prepared, folder, tmp_
         assert (tmp_path / name).read_bytes() == (prepared / name).read_bytes()
 
 
-def test_bytes_are_those_of_the_answers(prepared):
-    answers = [m["content"] for seed in range(40) for m in conversation(seed) if m["role"] == "assistant"]
-    counted = Dataset(str(prepared)).meta.bytes
-    assert sum(each.total for each in counted.values()) == sum(len(answer.encode()) for answer in answers)
-
-
 @pytest.mark.parametrize("sampling", ["random", "epoch"])
 def test_a_batch_has_rows_and_targets_where_the_answers_are(prepared, sampling):
     dataset = Dataset(str(prepared))
@@ -372,14 +345,17 @@ def test_a_batch_has_rows_and_targets_where_the_answers_are(prepared, sampling):
             assert {part + "<|im_end|>" for part in learned.split("<|im_end|>")[:-1]} <= answers
 
 
-def test_the_whole_split_has_each_row_once(prepared):
-    tokens = Dataset(str(prepared)).tokens("val")
+def test_the_whole_split_has_each_row_once_and_the_bytes_of_the_answers(prepared):
+    dataset = Dataset(str(prepared))
+    tokens = dataset.tokens("val")
     batches = list(Batches(tokens, 3, 63, 0).every_window())
     assert all(x.shape == y.shape == (3, 63) for x, y in batches)
     x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
     n = len(tokens) // 64
     np.testing.assert_array_equal(x[:n], np.asarray(tokens.ids).reshape(n, 64)[:, :-1])
     assert (y[n:] == -1).all() and (y >= 0).sum() == tokens.learned.sum()
+    answers = [m["content"] for seed in range(40) for m in conversation(seed) if m["role"] == "assistant"]
+    assert sum(each.total for each in dataset.meta.bytes.values()) == sum(len(x.encode()) for x in answers)
 
 
 def test_another_block_size_or_a_damaged_file_is_one_line(prepared, tmp_path):
@@ -430,12 +406,8 @@ def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (
-            ["--tokenizer={char}"],
-            "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja",
-        ),
+        (["--tokenizer={char}"], "no chat template: give data/prepare.py --template=data/chat.jinja"),
         (["--template={plain}"], "the chat template marks nothing to learn: write {% generation %} before"),
-        (["--template={empty}"], "the chat template marks nothing to learn: write {% generation %} before"),
         (["--template={broken}"], "the chat template refuses it"),
         (["--source={text}"], "conversations are read from .jsonl"),
         (["--block_size=3"], "20 conversations, 0 of them cut at turns, 20 left out as too long, leave none"),
@@ -444,10 +416,9 @@ def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
 def test_what_does_not_suit_is_one_line(words, says, folder, tmp_path):
     files = {
         "plain": TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""),
-        "empty": TEMPLATE.replace("'assistant' -%}", "'helper' -%}"),
         "broken": "{% generation %}{{ messages[9]['content'] }}{% endgeneration %}",
         "text": "a\n",
-        "char": json.dumps(json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())),
+        "char": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str(),
     }
     for name, text in files.items():
         files[name] = str(tmp_path / f"{name}{dict(text='.txt', char='.json').get(name, '.jinja')}")

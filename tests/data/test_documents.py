@@ -94,22 +94,13 @@ def test_copies_stay_together_and_more_documents_move_none(tmp_path, write):
     assert not set(stories(after, "val")) & set(stories(after, "train"))
 
 
-def test_corrupt_and_empty_documents_are_skipped_and_counted(tmp_path, write, capsys):
-    good = [json.dumps({"text": text}).encode() for text in TEXTS[:50]]
-    bad = [b"{", b'{"text": null}', b'{"text": "\xff"}', rb'{"text": "\udfff"}', b"[" * 100_000]
-    empty = [b"", b'{"text": ""}', rb'{"text": " \n"}']
-    (tmp_path / "mixed.jsonl").write_bytes(b"\n".join([*good[:20], *bad, *good[20:], *empty]) + b"\n")
-    assert stories(write(paths=[tmp_path / "mixed.jsonl"])) == sorted(TEXTS[:50])
-    assert ": 58 documents, 8 of them corrupt, empty or refused, " in capsys.readouterr().out
-
-
-def test_the_name_of_end_of_text_in_a_document_ends_nothing(tmp_path, write):
-    odd = [f"{text}<|endoftext|>{text}" for text in TEXTS[:40]]
-    (tmp_path / "odd.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in odd))
-    assert stories(write(paths=[tmp_path / "odd.jsonl"])) == sorted(odd)
-
-
-# Stopped and killed
+def test_documents_without_text_are_counted_and_the_name_of_end_of_text_ends_none(tmp_path, write, capsys):
+    """Other damages: test_sources.py."""
+    texts = [f"{text}<|endoftext|>{text}" for text in TEXTS[:50]]
+    lines = [*(json.dumps({"text": text}).encode() for text in texts), b"{", b'{"text": "\xff"}', b""]
+    (tmp_path / "mixed.jsonl").write_bytes(b"\n".join(lines[20:] + lines[:20]))
+    assert stories(write(paths=[tmp_path / "mixed.jsonl"])) == sorted(texts)
+    assert ": 53 documents, 3 of them corrupt, empty or refused, " in capsys.readouterr().out
 
 
 def test_a_stopped_command_goes_on_and_writes_what_it_would_have(tmp_path, write, monkeypatch, capsys):
@@ -173,9 +164,6 @@ def test_damaged_progress_is_named(tmp_path, write):
         assert refusal(write).startswith(f"{path}: damaged (")
 
 
-# Memory
-
-
 def test_two_groups_are_on_their_way_at_a_time(monkeypatch):
     monkeypatch.setattr(documents, "GROUP", 3)
     drawn = []
@@ -192,9 +180,6 @@ def test_two_groups_are_on_their_way_at_a_time(monkeypatch):
         done += len(group)
         assert len(drawn) <= done + 3
     assert done == 100
-
-
-# Bad input
 
 
 def test_a_split_without_documents_is_refused_and_leaves_nothing(tmp_path, write):
@@ -229,21 +214,13 @@ def test_a_folder_holds_a_tokenizer_or_a_data_set(tmp_path, source, tokenizer_js
     assert refusal(train_tokenizer.main, words).endswith("holds a data set: give the tokenizer another")
 
 
-def test_a_tokenizer_without_end_of_text_is_refused(tmp_path, write, tokenizer_json):
+def test_a_value_that_cannot_be_is_named(tmp_path, source, tokenizer_json):
     described = json.loads(tokenizer_json.read_text())
-    (tmp_path / "endless.json").write_text(json.dumps(described | {"added_tokens": []}))
-    assert "end-of-text" in refusal(write, tokenizer=tmp_path / "endless.json")
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path, write):
-    (tmp_path / "file").write_text("in the way")
-    assert str(tmp_path / "file" / "set") in refusal(write, "file/set")
-
-
-@pytest.mark.parametrize("argument", ["--limit=0", "--val_fraction=1", "--tokenizer=none.json"])
-def test_a_value_that_cannot_be_is_named(tmp_path, source, argument):
-    words = [f"--source={source.paths[0]}", f"--to={tmp_path / 'set'}", argument]
-    assert argument.partition("=")[2] in refusal(prepare, words)
+    (endless := tmp_path / "endless.json").write_text(json.dumps(described | {"added_tokens": []}))
+    words = [f"--source={source.paths[0]}", f"--to={tmp_path / 'set'}"]
+    for name, value in (("limit", 0), ("val_fraction", 1), ("tokenizer", "none.json")):
+        assert str(value) in refusal(prepare, [*words, f"--{name}={value}"])
+    assert "end-of-text" in refusal(prepare, [*words, f"--tokenizer={endless}"])
 
 
 @pytest.mark.parametrize("name", ["", "openwebtext", "tinystories", "fineweb_edu"])

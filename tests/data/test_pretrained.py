@@ -14,7 +14,7 @@ from data.prepare import prepare
 from data.tokenizer import document_start, end_of_text, end_tokens, from_json, read_tokenizer, same_tokens
 from data.writer import load_tokenizer
 from hub.export import write_tokenizer
-from tests.helpers import refusal, run_python
+from tests.helpers import flags, refusal, run_python
 from tests.pretrained import (
     BOS,
     END,
@@ -38,22 +38,11 @@ def folder(tmp_path):
     return tmp_path / "llama"
 
 
-@pytest.fixture
-def cutting(tmp_path):
-    """A tokenizer.json that says to cut texts at 64 tokens and to fill them up to 64."""
-    library = library_tokenizer()
-    library.enable_truncation(64)
-    library.enable_padding(length=64, pad_token="[PAD]", pad_id=PAD)
-    library.save(str(tmp_path / "cutting.json"))
-    return tmp_path / "cutting.json"
-
-
 def prepared(folder, tokenizer, documents=DOCUMENTS):
     """The tokens that data/prepare.py writes, of both splits."""
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    options = dict(source=source, to=folder / "set", tokenizer=tokenizer, num_proc=1, val_fraction=0.4)
-    prepare([f"--{name}={value}" for name, value in options.items()])
+    prepare(flags(dict(source=source, to=folder / "set", tokenizer=tokenizer, num_proc=1, val_fraction=0.4)))
     dtype = load_meta(str(folder / "set")).dtype
     return [np.fromfile(folder / "set" / f"{split}.bin", dtype).tolist() for split in ("train", "val")]
 
@@ -81,15 +70,17 @@ def test_tokens_of_other_names_are_no_obstacle(tmp_path):
     assert read_tokenizer(tmp_path)["uses"]["special_tokens"].keys() >= {"bos_token", "eos_token"}
 
 
-def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(cutting):
-    expected = library_tokenizer().encode(DOCUMENTS[0], add_special_tokens=False).ids
-    assert len(expected) > 64
-    tokenizer = load_tokenizer(str(cutting))
-    for text, ids in ((DOCUMENTS[0], expected), ("the", library_tokenizer(None).encode("the").ids)):
-        assert tokenizer.encode(text).tolist() == ids
-    assert tokenizer.vocab_size == library_tokenizer().get_vocab_size()
-    from_run = {"type": "tokenizers", "json": cutting.read_text()}  # as earlier versions kept it
-    assert from_json(from_run).encode(DOCUMENTS[0]).tolist() == expected
+def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(tmp_path):
+    library = library_tokenizer()
+    long, short = (library.encode(text, add_special_tokens=False).ids for text in (DOCUMENTS[0], "the"))
+    assert len(short) < 64 < len(long)
+    library.enable_truncation(64)
+    library.enable_padding(length=64, pad_token="[PAD]", pad_id=PAD)
+    library.save(path := str(tmp_path / "cutting.json"))
+    from_run = from_json({"type": "tokenizers", "json": library.to_str()})  # as earlier versions kept it
+    for tokenizer in (load_tokenizer(path), from_run):
+        assert [tokenizer.encode(text).tolist() for text in (DOCUMENTS[0], "the")] == [long, short]
+    assert tokenizer.vocab_size == V
 
 
 @pytest.mark.parametrize("template", [BOS, None, "<s> $A [END]"])
@@ -150,16 +141,13 @@ def test_a_text_that_cannot_be_encoded_is_one_line_and_a_document_is_left_out(tm
         ("tokenizer_config.json", "null"),
         ("special_tokens_map.json", "[1]"),
         ("chat_template.jinja", "\udc80"),
-        (
-            "tokenizer_config.json",
-            '{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}, "tokenizer_class": "E"}',
-        ),
+        ("tokenizer_config.json", '{"auto_map":{"AutoTokenizer":["evil.T",null]},"tokenizer_class":"E"}'),
         ("generation_config.json", '{"eos_token_id": [[1]]}'),
         ("config.json", '{"model_type": ['),
     ],
 )
 def test_a_damaged_or_hostile_file_is_one_line_and_runs_nothing(folder, tmp_path, name, content):
-    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Tokenizer: pass\n")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass T: pass\n")
     (folder / name).write_text(content, errors="surrogateescape")
     said = refusal(read_tokenizer, folder)
     named = "tokenizer.json" if "auto_map" in content else name

@@ -18,6 +18,7 @@ from data.tokenizer import (
     from_json,
 )
 from data.writer import load_tokenizer
+from tests.helpers import refusal
 
 TEXT = "héllo, wörld <|endoftext|> €😀"
 
@@ -88,9 +89,6 @@ def test_an_id_of_a_padded_vocabulary_is_no_token(byte_pairs, byte_level):
     assert byte_level.decode([a, 50303, b]) == byte_level.stream()([a, 50303, b], final=True) == "ab"
 
 
-# Characters and tiktoken's encodings
-
-
 def test_a_character_outside_the_vocabulary_is_named():
     with pytest.raises(UserError) as error:
         CharTokenizer("bc").encode("bcéb")
@@ -127,23 +125,18 @@ def test_an_encoding_that_is_unknown_or_offline_says_what_to_do(monkeypatch):
         TiktokenTokenizer("gpt2")
 
 
-# A Hugging Face tokenizer.json
+def test_end_of_text_has_other_names(tokenizer_json):
+    for name in ("<|end_of_text|>", "<eos>"):
+        text = tokenizer_json.read_text().replace("<|endoftext|>", name)
+        assert end_of_text({"type": "tokenizers", "json": text}) == 0
 
 
-@pytest.mark.parametrize("name", ["<|end_of_text|>", "<eos>"])
-def test_end_of_text_has_other_names(tokenizer_json, name):
-    text = tokenizer_json.read_text().replace("<|endoftext|>", name)
-    assert end_of_text({"type": "tokenizers", "json": text}) == 0
-
-
-@pytest.mark.parametrize("content", [None, b"{}", b"\xff"])
-def test_a_missing_or_garbled_tokenizer_json_is_named(tmp_path, content):
+def test_a_missing_or_garbled_tokenizer_json_is_named(tmp_path):
     path = tmp_path / "tokenizer.json"
-    if content is not None:
+    assert "tokenizer.json: there is no tokenizer.json" in refusal(load_tokenizer, str(path))
+    for content in (b"{}", b"\xff"):
         path.write_bytes(content)
-    says = "there is no tokenizer.json" if content is None else r"cannot be used \("
-    with pytest.raises(UserError, match=rf"tokenizer\.json: {says}"):
-        load_tokenizer(str(path))
+        assert "tokenizer.json: cannot be used (" in refusal(load_tokenizer, str(path))
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,7 @@ def folder(tmp_path_factory):
 def test_transformers_reads_it_and_both_have_the_same_tokens(folder):
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(str(folder))
     assert ours.vocab_size == len(theirs) == 290
-    for text in (
-        "the cat sat on the mat",
-        " naïve 猫\n\t",
-        "<|im_start|>user\n2+2?<|im_end|>\n<|endoftext|>",
-    ):
+    for text in (" naïve 猫\n\t", "<|im_start|>user\nthe cat?<|im_end|>\n<|endoftext|>"):
         ids = ours.encode(text)
         assert ids.tolist() == theirs.encode(text) and ours.decode(ids) == text
 

@@ -76,9 +76,6 @@ def test_train_bin_is_the_last_to_appear(tmp_path, monkeypatch):
     assert seen == ["meta.json", "val.bin", "train.bin"]
 
 
-# --- a data set that streams ------------------------------------------------------------------------------
-
-
 def write_in_parts(folder, ids=IDS):
     """Write `ids` in 20 parts as both splits."""
     progress = Progress([], {})

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import snapshot
 from experiments.record import Result, machine
-from tests.helpers import ROOT
+from tests.helpers import ROOT, flags
 
 OPTIONS = dict(n_layer=1, n_head=1, n_embd=8, block_size=4, batch_size=2, gradient_accumulation_steps=1)
 OPTIONS |= dict(learning_rate=0.01, warmup_iters=1, max_iters=6, lr_decay_iters=6, eval_iters=1)
@@ -15,7 +15,7 @@ OPTIONS |= dict(dtype="float32", device="cpu")
 
 
 def words(**options) -> list[str]:
-    return [f"--{name}={value}" for name, value in (OPTIONS | options).items()]
+    return flags(OPTIONS, **options)
 
 
 def result(seed, val, **changes) -> Result:

@@ -53,32 +53,26 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     assert (folder / "1/a").read_text() == "x"
     said = capsys.readouterr().out
     assert said.count(f"python serve.py '--out_dir={folder}/1/rewarded'") == 1
-    assert said.count("| all, greedy | 50.0% |") == 2
-    assert "| all, greedy | 50.0% |" in (folder / "results.md").read_text()
+    assert said.count(row := "| all, greedy | 50.0% |") == 2 and row in (folder / "results.md").read_text()
     monkeypatch.setattr(chat, "STAGES", {"a": stages["a"]})
     assert "results.json: its lives had other stages" in refusal(chat.main, [f"--out_dir={folder}"])
 
 
-@pytest.mark.parametrize(
-    "name, texts",
-    [
-        (
-            "results.json",
-            ["{", "[]", '{"stages": [], "lives": {"1": 2}}', '{"lives": {"1": {"answers": 3}}}'],
-        ),
-        ("1/stages.json", ["{", "[]", '{"python -c": "x"}']),
-        ("1/answers.json", ["{", "{}", '{"models": 1}', '{"models": {"chat": {"change": 1}}}']),
-    ],
-)
-def test_a_damaged_file_is_refused_in_a_line_and_kept(tmp_path, monkeypatch, name, texts):
+DAMAGED = {
+    "results.json": ["{", "[]", '{"stages": [], "lives": {"1": 2}}', '{"lives": {"1": {"answers": 3}}}'],
+    "1/stages.json": ["{", "[]", '{"python -c": "x"}'],
+    "1/answers.json": ["{", "{}", '{"models": 1}', '{"models": {"chat": {"change": 1}}}'],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_refused_in_a_line_and_kept(tmp_path, monkeypatch, name):
     monkeypatch.setattr(chat, "STAGES", {"it": "-c pass"})
-    (tmp_path / "1").mkdir()
-    for text in texts:
-        (tmp_path / name).write_text(text)
-        said = refusal(chat.main, [f"--out_dir={tmp_path}"])
-        assert (
-            said.startswith(f"{tmp_path}/{name}: cannot be read (") and (tmp_path / name).read_text() == text
-        )
+    (path := tmp_path / name).parent.mkdir(exist_ok=True)
+    for text in DAMAGED[name]:
+        path.write_text(text)
+        assert refusal(chat.main, [f"--out_dir={tmp_path}"]).startswith(f"{path}: cannot be read (")
+        assert path.read_text() == text
 
 
 def test_a_comma_would_split_the_names_of_the_models_to_evaluate(tmp_path, monkeypatch):
@@ -88,11 +82,11 @@ def test_a_comma_would_split_the_names_of_the_models_to_evaluate(tmp_path, monke
 
 
 def test_ctrl_c_lets_a_stage_save_and_the_same_command_does_it_again(tmp_path, monkeypatch):
-    """A terminal sends Ctrl-C to both; here the stage sends it to the parent, and takes a second to save."""
+    """A terminal sends Ctrl-C to both; here the stage sends it to the parent, and takes its time to save."""
     (tmp_path / "stage.py").write_text(
         "import os, signal, sys, time\n"
         "os.kill(os.getppid(), signal.SIGINT)\n"
-        "time.sleep(1)\n"
+        "time.sleep(0.3)\n"
         "open(sys.argv[1], 'a').write('x')\n"
     )
     monkeypatch.setattr(chat, "STAGES", {"a": f"{tmp_path}/stage.py {{to}}/a"})
@@ -138,6 +132,5 @@ def test_the_table_has_means_and_what_rewards_add():
         seed: {"answers": dict(chat=shares(0.5), more=shares(0.6), rewarded=shares(0.5 + seed / 10))}
         for seed in (1, 2, 3)
     }
-    rows = chat.table(lives).splitlines()
-    assert rows[2] == "| reverse, sampled | 50.0% | 60.0% | 70.0% | +20.0 ± 24.8 | +10.0 ± 24.8 |"
-    assert len(rows) == 2 + 5
+    row = chat.table(lives).splitlines()[2]
+    assert row == "| reverse, sampled | 50.0% | 60.0% | 70.0% | +20.0 ± 24.8 | +10.0 ± 24.8 |"

@@ -68,9 +68,6 @@ def compared(designed):
     return designed
 
 
-# Answers
-
-
 def test_an_answer_is_a_sentence_a_table_and_a_status(compared, capfd):
     argv, experiment = compared
     end(experiment, {"base": BASE, RATE: [1.9, 2.1, 2.01]})
@@ -160,9 +157,6 @@ def test_nothing_is_answered_before_all_runs_have_ended(clone, tiny_data, tmp_pa
     assert not experiment.path.with_suffix(".md").exists()
 
 
-# Refusals
-
-
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -245,9 +239,6 @@ def test_damaged_numbers_of_seeds_are_refused_in_a_line(compared):
     assert read == {"an empty object instead", f"without {pair}"}
 
 
-# The metric
-
-
 @pytest.fixture
 def data(tmp_path, tokenizer_json):
     """The names of data sets: of characters, a copy, the same text in pieces, another text, numbers."""
@@ -275,9 +266,6 @@ def test_losses_are_compared_of_equal_tokens_and_bits_of_equal_texts(data):
     assert metric("char", "copy", other=True) == "loss"
     assert "other validation texts cannot be compared" in refusal(metric, "char", "other")
     assert "its tokens are not text" in refusal(metric, "char", "numbers")
-
-
-# The command end to end
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -16,15 +15,14 @@ from experiments.referee import ROOT, Refused, check_rules, check_runs, cross_en
 from experiments.snapshot import take
 from tests.experiments.conftest import git, words
 from tests.experiments.test_snapshot import edit
-from tests.helpers import refusal
+from tests.helpers import refusal, run_python
 
 RACE = Race(base="git:main", gain=0.01, seeds=16, error=0.01)
 
 
 def test_a_try_is_looked_at_after_2_4_8_and_all_seeds():
-    assert [replace(RACE, seeds=n).looks() for n in (2, 3, 16, 20)] == [
-        [2], [2, 3], [2, 4, 8, 16], [2, 4, 8, 16, 20],
-    ]  # fmt: skip
+    for n, looks in {2: [2], 3: [2, 3], 16: [2, 4, 8, 16], 20: [2, 4, 8, 16, 20]}.items():
+        assert replace(RACE, seeds=n).looks() == looks
 
 
 @pytest.mark.parametrize("number", [1, 7])
@@ -67,17 +65,13 @@ def test_of_2000_ledgers_of_100_placebos_at_most_one_in_a_hundred_has_a_false_re
 
 def receipt_of(diffs, number=1) -> Receipt:
     theirs = [Run(seed=i, val=2.0, hidden=2.1, seconds=60.0) for i in range(len(diffs))]
-    ours = [
-        replace(run, val=run.val + x, hidden=run.hidden + x) for run, x in zip(theirs, diffs, strict=True)
-    ]
-    about = dict(number=number, words=["git:1"], why="", verdict="none", ours=ours, theirs=theirs)
-    return Receipt(**about)
+    ours = [Run(seed=i, val=2.0 + x, hidden=2.1 + x, seconds=60.0) for i, x in enumerate(diffs)]
+    return Receipt(number=number, words=["git:1"], why="", verdict="none", ours=ours, theirs=theirs)
 
 
 def test_a_receipt_is_judged_again_from_its_losses():
-    record = judged(
-        receipt_of([-0.51, -0.5, -0.49, -0.5]), decide(RACE, 1, np.array([-0.51, -0.5, -0.49, -0.5]))
-    )
+    diffs = [-0.51, -0.5, -0.49, -0.5]
+    record = judged(receipt_of(diffs), decide(RACE, 1, np.array(diffs)))
     assert record.verdict == "record" and "on the hidden text +0.5000" in record.sentence
     assert audit(RACE, record) == ""
     assert "its losses say" in audit(RACE, replace(record, sentence="a record, and what a one"))
@@ -114,18 +108,10 @@ def test_a_child_that_opens_what_is_hidden_ends(tmp_path):
     for name in ("hidden/val.bin", "hidden/own/x", "seen"):
         (tmp_path / name).write_text("text")
     (tmp_path / "train.py").write_text("import sys\nprint(open(sys.argv[2]).read())\n")
-    child = [
-        sys.executable,
-        ROOT / "experiments" / "child.py",
-        tmp_path,
-        tmp_path / "hidden",
-        "--",
-        "train.py",
-    ]
+    child = ROOT / "experiments" / "child.py", tmp_path, tmp_path / "hidden", "--", "train.py"
     (tmp_path / "link").symlink_to(tmp_path / "hidden" / "val.bin")
     for name, status in {"seen": 0, "hidden/own/x": 0, "hidden/val.bin": 2, "link": 2}.items():
-        own = f"--out_dir={tmp_path / 'hidden' / 'own'}"
-        done = subprocess.run([*child, own, tmp_path / name], capture_output=True, text=True)
+        done = run_python(*child, f"--out_dir={tmp_path / 'hidden' / 'own'}", tmp_path / name)
         assert done.returncode == status, done.stderr
         assert (done.stdout == "text\n") if status == 0 else "error: it opens " in done.stderr
 
@@ -196,9 +182,7 @@ def race(clone, tmp_path, monkeypatch, tiny_data):
     """Race in a repository: try words, and return the exit status and the last receipt."""
     shutil.copytree(tiny_data, tmp_path / "data" / "tiny")
     base = " ".join(words(dataset="tiny", block_size=8, learning_rate=1e-4, min_lr=1e-4, max_iters=30))
-    (tmp_path / "race.toml").write_text(
-        f'base = "git:main {base}"\nequal = "steps"\ngain = 0.001\nseeds = 8\n'
-    )
+    (tmp_path / "race.toml").write_text(f'base = "git:main {base}"\nequal = "steps"\ngain = 1e-3\nseeds = 8')
     own = [f"--{x}={tmp_path / y}" for x, y in dict(race="race.toml", ledger="ledger", out="out").items()]
 
     def attempt(*asked) -> tuple[int, Receipt]:
@@ -234,16 +218,13 @@ def test_a_record_is_kept_checked_and_trained_again_and_raced_with_new_seeds(clo
 
 
 @pytest.mark.slow
-def test_placebos_are_no_records(clone, race):
-    for name, old, new in (
-        ("rename", "residual_std", "spread"),
-        ("equal", "2 * self.n_layer", "self.n_layer * 2"),
-    ):
-        git(clone, "checkout", "-b", name, "main")
-        (clone / "model.py").write_text((clone / "model.py").read_text().replace(old, new))
-        git(clone, "commit", "--all", "--message=Placebo")
-        status, receipt = race("try", f"git:{name}", "--why=none")
-        assert status == 1 and "all alike" in receipt.sentence
+def test_a_placebo_is_no_record(clone, race):
+    git(clone, "checkout", "-b", "placebo", "main")
+    text = (clone / "model.py").read_text().replace("2 * self.n_layer", "self.n_layer * 2")
+    (clone / "model.py").write_text(text.replace("residual_std", "spread"))
+    git(clone, "commit", "--all", "--message=Placebo")
+    status, receipt = race("try", "git:placebo", "--why=none")
+    assert status == 1 and "all alike" in receipt.sentence
 
 
 TRICKS = {

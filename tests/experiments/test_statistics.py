@@ -25,7 +25,7 @@ def comparisons(rng, count: int, n: int, gain: float = 0.0, spread: float = 0.01
     return seed + own[0], seed - gain + own[1]
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 9])
+@pytest.mark.parametrize("n", [2, 5, 9])
 def test_an_interval_is_that_of_the_paired_t_test_and_p_is_of_all_flips_of_signs(n):
     base, ours = comparisons(np.random.default_rng(n), 1, n, gain=0.01)
     found = difference(pd.Series(ours[0]), pd.Series(base[0]))

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from generation.decode import CHUNK, DATA, Cache, Decoder, Rows, forward_with_ca
 from generation.sampling import GREEDY, PLAIN, Settings
 from model import GPT, GPTConfig
 from tests.helpers import slowly
+from tests.models import forward
 
 SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
 CONFIGS = {
@@ -27,12 +29,8 @@ KEY = jax.random.key(7)
 
 def make(config):
     """A model with weights large enough for its tokens to depend on the whole context."""
-
-    @jax.jit
-    def init(key):
-        return jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, GPT(config, key=key))
-
-    return init(jax.random.key(0))
+    model = jax.jit(partial(GPT, config))(key=jax.random.key(0))
+    return jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, model)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -66,35 +64,20 @@ def contexts(prompt, new, S):
             context = context[:, -max(1, S // 2) :]
 
 
-@jax.jit
-def logits(model, tokens):
-    return model(tokens)
-
-
 def assert_greedy(model, prompt, new):
     """Each new token is the likeliest one after its context, which the model reads anew, without a cache."""
     S = model.config.block_size
     for i, context in enumerate(contexts(prompt, new, S)):
         length = context.shape[1]  # padded behind, which a causal model does not read, to compile once
         padded = np.pad(context, ((0, 0), (0, S - length)))
-        np.testing.assert_array_equal(
-            new[:, i], logits(model, padded)[:, length - 1].argmax(-1), f"token {i}"
-        )
+        expected = forward(model, padded)[:, length - 1].argmax(-1)
+        np.testing.assert_array_equal(new[:, i], expected, f"token {i}")
 
 
-# --- the same tokens as without a cache -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("P, n", [(1, S), (S, 1)])
-def test_greedy_decoding_within_block_size_equals_recomputing(model, P, n):
+@pytest.mark.parametrize("P, n", [(1, S), (S, 1), (17, 2 * S + 3), (3 * S, 2 * S + 3)])
+def test_greedy_decoding_equals_recomputing_within_block_size_and_past_it(model, P, n):
     new = generated(model, prompt(2, P), n, temperature=0)
     assert new.shape == (2, n) and new.dtype == np.int32
-    assert_greedy(model, prompt(2, P), new)
-
-
-@pytest.mark.parametrize("P", [17, 3 * S])
-def test_greedy_decoding_past_block_size_equals_recomputing_within_the_window(model, P):
-    new = generated(model, prompt(2, P), 2 * S + 3, temperature=0)
     assert_greedy(model, prompt(2, P), new)
 
 
@@ -117,9 +100,6 @@ def test_past_block_size_one_token_in_half_of_it_costs_a_prefill(gpt2, monkeypat
     assert chunks == [S, *6 * [32]]
 
 
-# --- randomness -------------------------------------------------------------------------------------------
-
-
 def test_asking_for_more_tokens_changes_none_of_the_first(gpt2):
     long = generated(gpt2, prompt(2, 5), 2 * S)
     for n in (1, CHUNK, CHUNK + 5, S):
@@ -138,9 +118,6 @@ def test_the_first_tokens_are_drawn_from_the_models_distribution(gpt2):
     counts = np.array([(drawn == token).sum() for token in tokens])
     assert counts.sum() == len(drawn)
     assert ((counts - expected) ** 2 / expected).sum() < 16.3  # 3 degrees of freedom
-
-
-# --- how it is run ----------------------------------------------------------------------------------------
 
 
 def test_it_is_compiled_once_for_all_settings_and_for_lengths_of_the_same_power_of_two(caplog):
@@ -175,9 +152,6 @@ def test_a_long_prompt_is_read_in_chunks():
 def test_tokens_come_as_they_are_made(gpt2):
     chunks = [chunk.shape[1] for chunk in generate(gpt2, prompt(2, 1), key=KEY, max_new_tokens=3 * S)]
     assert chunks[0] == 1 and max(chunks) <= CHUNK and sum(chunks) == 3 * S
-
-
-def test_no_tokens_are_made_where_none_are_asked_for(gpt2):
     assert list(generate(gpt2, prompt(2, 3), key=KEY, max_new_tokens=0)) == []
 
 

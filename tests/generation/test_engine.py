@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from generation.decode import LIKELIEST, decode, prefill
+from generation.decode import LIKELIEST, decode
 from generation.engine import Engine, Piece, Request
 from generation.sampling import PLAIN, Settings
 from parallel.mesh import make_mesh, shard
@@ -105,30 +105,6 @@ def test_attention_reads_no_more_of_the_cache_than_holds_all_rows(long_model, mo
     assert together(Engine(long_model, 3), requests) == expected
     assert {bucket for bucket, _ in buckets} == {37, 112, 150}
     assert all(filled < bucket or bucket == 150 for bucket, filled in buckets)
-
-
-@pytest.mark.slow
-def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
-    """Prompts of one token need no reading, and one whose probabilities are asked for is read alone."""
-    calls = []
-
-    def spied_prefill(decoder, cache, chunk, bucket):
-        calls.append((sorted(set(chunk.slots.tolist())), chunk.tokens.shape, bucket))
-        return prefill(decoder, cache, chunk, bucket)
-
-    requests = [
-        Request(np.arange(P, dtype=np.int32) % V, jax.random.key(P), 5, prompt_logprobs=P == 16)
-        for P in (9, 3, 17, 4, 5, 6, 7, 8, 2, 10, 11, 16, 1, 12, 3)
-    ]
-    expected = [alone(long_model, one) for one in requests]
-    monkeypatch.setattr("generation.engine.prefill", spied_prefill)
-    assert together(Engine(long_model, 15), requests) == expected
-    assert calls == [
-        ([*range(8)], (8, 16), 37),
-        ([8, 9, 10], (8, 16), 37),
-        ([11], (1, 16), 150),
-        ([13, 14], (8, 16), 37),
-    ]
 
 
 @pytest.mark.slow

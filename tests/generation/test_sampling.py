@@ -45,14 +45,10 @@ def test_top_k_keeps_what_transformers_keeps(k):
     np.testing.assert_array_equal(kept, kept_by(TopKLogitsWarper(k)))
 
 
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.9, 0.999])
-def test_top_p_keeps_what_transformers_keeps(p):
-    np.testing.assert_array_equal(np.isfinite(keep_top_p(LOGITS, p)), kept_by(TopPLogitsWarper(p)))
-
-
-@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
-def test_min_p_keeps_what_transformers_keeps(p):
-    np.testing.assert_array_equal(np.isfinite(keep_min_p(LOGITS, p)), kept_by(MinPLogitsWarper(p)))
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.999, 1.0])
+def test_top_p_and_min_p_keep_what_transformers_keeps(p):
+    for keep, theirs in ((keep_top_p, TopPLogitsWarper), (keep_min_p, MinPLogitsWarper)):
+        np.testing.assert_array_equal(np.isfinite(keep(LOGITS, p)), kept_by(theirs(p)))
 
 
 def penalized(prompt, text, bias=(), tallied=2, **settings):
@@ -127,15 +123,14 @@ def test_draws_have_the_frequencies_that_transformers_gives(temperature, setting
     assert chisquare(counts[kept], expected[kept]).pvalue > 0.001
 
 
-def test_temperature_0_is_greedy():
-    tokens = sample(LOGITS, keys(B), temperature=0, top_k=3, top_p=0.5)
+GREEDY = dict(temperature=0, top_k=3, top_p=0.5)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, {"top_k": 1}, {"top_p": 0}, {"temperature": 1e-30}])
+def test_the_narrowest_settings_leave_only_the_likeliest(settings):
+    tokens = sample(LOGITS, keys(B), **settings)
     np.testing.assert_array_equal(tokens, LOGITS.argmax(axis=-1))
     assert tokens.dtype == jnp.int32
-
-
-@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 0}, {"temperature": 1e-30}])
-def test_the_narrowest_settings_leave_only_the_likeliest(settings):
-    np.testing.assert_array_equal(sample(LOGITS, keys(B), **settings), LOGITS.argmax(axis=-1))
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 0}, {"top_k": -1}, {"top_k": V, "top_p": 1.0}])

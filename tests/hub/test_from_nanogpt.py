@@ -21,19 +21,15 @@ V, T, D, L, H = 65, 16, 32, 2, 4
 ARGS = dict(n_layer=L, n_head=H, n_embd=D, block_size=T, bias=False, vocab_size=V, dropout=0.2)
 # Both are float32 with sums of at most 128 terms: logits of up to 10 differ by a few of their last bits.
 CLOSE = dict(rtol=1e-5, atol=5e-5)
+TOKENS = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(1))
 
 
 def state_dict(bias, vocab_size=V):
     """The tensors of nanoGPT's model.py, of random numbers large enough for the logits to spread."""
     shapes = {"wte.weight": (vocab_size, D), "wpe.weight": (T, D), "ln_f.weight": (D,)}
     for i in range(L):
-        layers = {
-            "attn.c_attn": (3 * D, D),
-            "attn.c_proj": (D, D),
-            "mlp.c_fc": (4 * D, D),
-            "mlp.c_proj": (D, 4 * D),
-        }
-        layers |= {"ln_1": (D,), "ln_2": (D,)}
+        layers = {"attn.c_attn": (3 * D, D), "attn.c_proj": (D, D), "ln_1": (D,), "ln_2": (D,)}
+        layers |= {"mlp.c_fc": (4 * D, D), "mlp.c_proj": (D, 4 * D)}
         shapes |= {f"h.{i}.{name}.weight": shape for name, shape in layers.items()}
     if bias:
         shapes |= {n.replace("weight", "bias"): s[:1] for n, s in shapes.items() if n[:2] in ("h.", "ln")}
@@ -55,9 +51,8 @@ def nanogpt_logits(state, tokens, gelu=gelu):
     length = tokens.shape[1]
     x = state["transformer.wte.weight"][tokens] + state["transformer.wpe.weight"][:length]
     for i in range(L):
-        q, k, v = map(
-            heads, layer(linear, layer(layer_norm, x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn").chunk(3, -1)
-        )
+        qkv = layer(linear, layer(layer_norm, x, f"h.{i}.ln_1"), f"h.{i}.attn.c_attn")
+        q, k, v = map(heads, qkv.chunk(3, -1))
         scores = q @ k.transpose(2, 3) / (D // H) ** 0.5
         future = torch.ones(length, length).triu(1).bool()
         y = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
@@ -81,12 +76,13 @@ def save(folder, state, args=ARGS, prefix="", **changes):
     return str(path)
 
 
-def both_logits(folder, tokens):
-    """The logits of the folder's model here and in transformers."""
+def assert_logits(folder, tokens, expected):
+    """Check those of the folder's model here and in transformers."""
     ours, _ = load_pretrained(str(folder))
     theirs = GPT2LMHeadModel.from_pretrained(folder).eval()
     with torch.no_grad():
-        return np.asarray(ours(jnp.asarray(tokens))), theirs(tokens).logits.numpy()
+        for found in (ours(jnp.asarray(tokens)), theirs(tokens).logits.numpy()):
+            np.testing.assert_allclose(found, expected, **CLOSE)
 
 
 # With torch.compile, some versions saved a prefix.
@@ -97,11 +93,9 @@ def test_its_logits_are_nanogpts(tmp_path, bias, prefix, options):
     state = state_dict(bias)
     path = save(tmp_path, state, ARGS | {"bias": bias}, prefix)
     from_nanogpt.main([path, f"--to={tmp_path / 'gpt'}", *options])
-    tokens = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(1))
     # At first nanoGPT had GPT-2's approximation.
-    expected = nanogpt_logits(state, tokens, partial(gelu, approximate="tanh") if options else gelu)
-    for found in both_logits(tmp_path / "gpt", tokens):
-        np.testing.assert_allclose(found, expected, **CLOSE)
+    expected = nanogpt_logits(state, TOKENS, partial(gelu, approximate="tanh") if options else gelu)
+    assert_logits(tmp_path / "gpt", TOKENS, expected)
 
 
 def test_a_first_checkpoint_has_biases_and_masks_and_does_not_say_so(tmp_path):
@@ -109,18 +103,14 @@ def test_a_first_checkpoint_has_biases_and_masks_and_does_not_say_so(tmp_path):
     masks = {f"transformer.h.{i}.attn.bias": torch.ones(1, 1, T, T).tril() for i in range(L)}
     path = save(tmp_path, state | masks, {name: x for name, x in ARGS.items() if name != "bias"})
     from_nanogpt.main([path, f"--to={tmp_path / 'gpt'}"])
-    tokens = torch.arange(T)[None]
-    for found in both_logits(tmp_path / "gpt", tokens):
-        np.testing.assert_allclose(found, nanogpt_logits(state, tokens), **CLOSE)
+    assert_logits(tmp_path / "gpt", TOKENS, nanogpt_logits(state, TOKENS))
 
 
 def test_a_forks_head_of_its_own_is_kept(tmp_path):
     state = state_dict(bias=False)
     state["lm_head.weight"] = state["transformer.wte.weight"].flip(0)
     from_nanogpt.main([save(tmp_path, state), f"--to={tmp_path / 'gpt'}"])
-    tokens = torch.arange(T)[None]
-    for found in both_logits(tmp_path / "gpt", tokens):
-        np.testing.assert_allclose(found, nanogpt_logits(state, tokens), **CLOSE)
+    assert_logits(tmp_path / "gpt", TOKENS, nanogpt_logits(state, TOKENS))
 
 
 def test_its_tokenizer_is_that_of_the_data_set_whose_vocabulary_may_be_padded(
@@ -169,13 +159,13 @@ def test_what_is_no_checkpoint_of_nanogpt_is_one_line_and_leaves_nothing(tmp_pat
     assert [file.name for file in tmp_path.iterdir()] == ["ckpt.pt"]
 
 
-@pytest.mark.parametrize("content", [None, b"", pickle.dumps({"model": {}})])
-def test_another_file_is_one_line(tmp_path, content):
-    path = tmp_path / "ckpt.pt"
-    if content is not None:
-        path.write_bytes(content)
-    said = refusal(from_nanogpt.main, [str(path), f"--to={tmp_path / 'gpt'}"])
-    assert said.startswith(f"{path}: cannot be used (")
+def test_another_file_is_one_line(tmp_path):
+    for content in (None, b"", pickle.dumps({"model": {}})):
+        path = tmp_path / "ckpt.pt"
+        if content is not None:
+            path.write_bytes(content)
+        said = refusal(from_nanogpt.main, [str(path), f"--to={tmp_path / 'gpt'}"])
+        assert said.startswith(f"{path}: cannot be used (")
 
 
 def test_the_command_needs_pytorch_one_file_and_a_new_folder(tmp_path, monkeypatch):

@@ -28,10 +28,8 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def command_line(tiny_data, folder):
     def line(out, **changes):
-        options = dict(
-            out_dir=out, init_from=folder, dataset=tiny_data, device="cpu", mesh="data:1", batch_size=4,
-            gradient_accumulation_steps=1, warmup_iters=0, eval_iters=2, unroll=1,
-        )  # fmt: skip
+        options = dict(out_dir=out, init_from=folder, dataset=tiny_data, device="cpu", mesh="data:1")
+        options |= dict(batch_size=4, gradient_accumulation_steps=1, warmup_iters=0, eval_iters=2, unroll=1)
         return flags(options, **changes)
 
     return line
@@ -47,9 +45,7 @@ def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, 
             x, y = tokens[:-1][i : i + T], tokens[1:][i : i + T]
             nll.append(torch.nn.functional.cross_entropy(reference(x[None]).logits[0], y, reduction="none"))
     out, err = capsys.readouterr()
-    assert (
-        f"note: {folder} is not known to have learned the tokens of dataset=" in err
-    )  # without a tokenizer.json
+    assert f"note: {folder} is not known to have learned the tokens of dataset=" in err
     printed = float(out.split("val loss ")[1])
     assert printed == pytest.approx(float(torch.cat(nll).mean()), abs=1e-4)  # of four digits, and rounding
 
@@ -58,7 +54,6 @@ def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, 
     "changes, says",
     [
         (dict(n_layer=4), "n_layer=4, but {folder} has n_layer=3: leave it out, in a config too"),
-        (dict(bias=False), "bias=False, but {folder} has bias=True: leave it out, in a config too"),
         (dict(block_size=17), "block_size=17, but {folder} has block_size=16: leave it out"),
         (dict(init_from="nowhere"), "init_from=nowhere: there is no such folder"),
     ],
@@ -112,8 +107,8 @@ def test_data_of_a_gpt2s_own_tokenizer_is_known_to_it(tmp_path, capsys):
     save_gpt2(tmp_path / "german")
     data, _ = prepare_documents(tmp_path, tmp_path / "german" / "tokenizer.json")
     words = [f"--init_from={tmp_path / 'german'}", f"--dataset={data}", "--device=cpu"]
-    options = ["--eval_only=True", "--mesh=data:1", "--batch_size=2", "--gradient_accumulation_steps=1"]
-    train.main([*words, *options, "--eval_iters=1"])
+    options = dict(eval_only=True, mesh="data:1", batch_size=2, gradient_accumulation_steps=1, eval_iters=1)
+    train.main(words + flags(options))
     assert "not known to have learned" not in capsys.readouterr().err
     evaluate.main([*words, f"--json={tmp_path / 'result.json'}"])
     assert json.loads((tmp_path / "result.json").read_text())["tokens"] > 100

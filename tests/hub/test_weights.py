@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -86,9 +87,6 @@ def change_tensors(folder, change, name="model.safetensors"):
     save_file(tensors, folder / name)
 
 
-# --- the same model ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_weight_is_that_of_transformers(name, tmp_path):
     reference = saved(name, tmp_path)
@@ -149,8 +147,9 @@ def test_shards_are_read_like_one_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path.parent)
     expected = as_gpt("gpt2", dict(reference.named_parameters()))
     assert_same_bits(load(tmp_path.name), expected)  # a folder may be relative
-    files[1].unlink()
-    assert f"{files[1]}: missing, damaged or cut short" in refused(tmp_path)
+    for damage in (lambda path: path.write_bytes(path.read_bytes()[:-1]), Path.unlink):
+        damage(files[1])
+        assert f"{files[1]}: missing, damaged or cut short" in refused(tmp_path)
 
 
 def test_the_index_decides_which_shards_count(tmp_path):
@@ -181,17 +180,13 @@ def test_half_precision_becomes_float32(tmp_path):
     assert_same_bits(load(tmp_path), as_gpt("llama", dict(reference.float().named_parameters())))
 
 
-def test_a_tied_head_may_be_in_the_file(folder):
+def test_a_tied_head_may_be_in_the_file_but_no_other(folder):
+    """transformers 5 keeps both, and computes with the head."""
     expected = load(folder)
     change_tensors(folder, lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"].clone()}))
     assert_same_bits(load(folder), expected)
-
-
-def test_a_tied_head_that_is_not_the_embedding_is_refused(tmp_path):
-    """transformers 5 keeps both, and computes with the head."""
-    saved("gpt2", tmp_path)
-    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": torch.randn(65, 48)}))
-    assert "tie_word_embeddings is true, and lm_head.weight is not the embedding" in refused(tmp_path)
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": torch.randn(65, 48)}))
+    assert "tie_word_embeddings is true, and lm_head.weight is not the embedding" in refused(folder)
 
 
 def test_a_smaller_block_size_leaves_out_the_last_positions(tmp_path):
@@ -210,9 +205,6 @@ def test_weights_go_where_the_mesh_wants_them(tmp_path):
             assert ours.sharding.is_equivalent_to(target.sharding, ours.ndim)
             assert ours.sharding.shard_shape(ours.shape) == ours.addressable_shards[0].data.shape
         assert_same_bits(model, expected)
-
-
-# --- what is refused --------------------------------------------------------------------------------------
 
 
 def test_a_folder_without_weights_says_how_to_convert_a_pickle(folder):
@@ -251,36 +243,21 @@ def test_a_tensor_that_the_model_cannot_have_is_named(name, tensor, says, folder
     assert says in refused(folder)
 
 
-def test_a_file_cut_short_is_named(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert f"{path}: missing, damaged or cut short" in refused(folder)
-
-
 @pytest.mark.parametrize(
     "name, values, says",
     [
-        (
-            "gpt2",
-            dict(model_type="mamba"),
-            "model_type is 'mamba', and only gpt2, llama, mistral, qwen2, qwen3 can be",
-        ),
+        ("gpt2", dict(model_type="mamba"), "model_type is 'mamba', and only gpt2, llama, mistral, qwen2, "),
         ("gpt2", dict(activation_function="silu"), "activation_function is 'silu'"),
         ("gpt2", dict(n_inner="100"), "transformers refuses it: Validation error for field 'n_inner': "),
         ("gpt2", dict(n_inner=0), "n_inner as our n_hidden is 0: it should be greater than"),
         ("gpt2", dict(per_layer_config={}), "per_layer_config is {}"),
-        *((name, dict(is_causal=False), "is_causal is False") for name in FAMILIES),
+        ("gpt2", dict(is_causal=False), "is_causal is False"),
         ("gpt2", dict(n_head=5), "n_embd=48 must be a multiple of n_head=5"),
         ("mistral", dict(is_causal=None), "is_causal is null beside a window"),
         ("llama", dict(head_dim=3), "rope needs an even head size: head_dim is 3"),
         ("qwen3", dict(attention_bias=True), "attention_bias is True"),
-        (
-            "qwen2",
-            dict(layer_types=["full_attention", "sliding_attention", "full_attention"]),
-            "layer_types differ",
-        ),
+        ("qwen2", dict(layer_types=[*2 * ["full_attention"], "sliding_attention"]), "layer_types differ"),
         ("qwen2", dict(num_hidden_layers=2**30), "num_hidden_layers is 1073741824, and 10000 at most"),
-        ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
         ("llama", dict(sliding_window=4096), "sliding_window is 4096"),
         ("mistral", dict(sliding_window=0), "sliding_window as our window is 0: it should be greater than"),
         ("llama", dict(rope_scaling=dict(rope_type="linear", factor=4.0)), "rope_type is 'linear'"),

@@ -23,11 +23,9 @@ SMALL = replace(
 @pytest.mark.parametrize(
     "text, sizes",
     [
-        ("data:-1", (1, 8, 1, 1)),
         ("data:2,fsdp:2,tensor:2", (1, 2, 2, 2)),
         ("tensor:4,fsdp:-1", (1, 1, 2, 4)),
         (" fsdp : 8 ", (1, 1, 8, 1)),
-        ("data:1", (1, 1, 1, 1)),
         ("stage:2,data:-1", (2, 4, 1, 1)),
     ],
 )
@@ -69,21 +67,14 @@ def test_in_a_mesh_of_a_users_own_axes_the_step_is_that_of_one_device():
 @pytest.mark.parametrize(
     "mesh, changes, says",
     [
-        ("data:8", dict(batch_size=12), "= 8: --batch_size=96 --gradient_accumulation_steps=5 is as large"),
-        (
-            "data:2,fsdp:4",
-            dict(batch_size=12, gradient_accumulation_steps=1),
-            "batch_size=12 must be a multiple of data x fsdp = 8",
-        ),
+        ("data:8", dict(B=12, A=40), "= 8: --batch_size=96 --gradient_accumulation_steps=5 is as large"),
+        ("data:2,fsdp:4", dict(B=12), "batch_size=12 must be a multiple of data x fsdp = 8"),
         ("fsdp:8", dict(n_embd=36), "n_embd=36 must be a multiple of fsdp = 8"),
         ("tensor:8", dict(n_head=4), "n_head=4 must be a multiple of tensor = 8"),
         ("tensor:4", dict(n_head=4, n_kv_head=2), "n_kv_head=2 must be a multiple of tensor = 4"),
     ],
 )
 def test_what_the_mesh_cannot_split_evenly_is_one_line(mesh, changes, says):
-    options = replace(Options(), **(dict(batch_size=8, n_embd=64, n_head=4) | changes))
-    shape = {name: getattr(options, name) for name in ("n_embd", "n_head", "n_kv_head")}
-    config = GPTConfig(**shape)
-    assert says in refusal(
-        check_fit, make_mesh(mesh), config, options.batch_size, options.gradient_accumulation_steps
-    )
+    shape = dict(n_embd=64, n_head=4) | changes
+    B, A = shape.pop("B", 8), shape.pop("A", 1)
+    assert says in refusal(check_fit, make_mesh(mesh), GPTConfig(**shape), B, A)

@@ -13,14 +13,11 @@ from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, Manifest, arrays_by_name
 from tests.helpers import (
-    FLOAT32_ROUNDING,
     MODERN,
-    assert_close,
+    assert_as_on_one_device,
     assert_same_bits,
     assert_same_curve,
-    loss_and_gradients,
     losses,
-    on_one_device,
     random_batch,
     save_run,
     saved_state,
@@ -35,21 +32,17 @@ SMALL = replace(
     **dict(n_layer=L, n_head=8, n_embd=64, block_size=T, batch_size=B, gradient_accumulation_steps=A),
     **dict(unroll=1, learning_rate=1e-2, warmup_iters=5, lr_decay_iters=100),
 )
-GPT2 = replace(SMALL, mlp="gelu", bias=True)
 LLAMA = replace(SMALL, position="rope", norm="rmsnorm", n_head=16, n_kv_head=8, tie_embeddings=False)
 VARIANTS = {
-    "gpt2": GPT2,
-    "gpt2, dropout": replace(GPT2, dropout=0.2),
+    "gpt2, dropout": replace(SMALL, mlp="gelu", bias=True, dropout=0.2),
     "llama": replace(LLAMA, qk_norm=True),
     "swiglu, tied, one microbatch": replace(SMALL, gradient_accumulation_steps=1, qk_norm=True),
     "modern, µP, dropout": replace(SMALL, **MODERN, mup_base_width=16, dropout=0.2),
 }
 ALL_AXES = ("modern, µP, dropout", "data:2,fsdp:2,tensor:2")
 RARE = [
-    ("gpt2, dropout", "fsdp:8"),
-    ("llama", "tensor:8"),
-    ("gpt2", "data:8"),
-    ("llama", "fsdp:2,tensor:4"),
+    *(("gpt2, dropout", "fsdp:8"), ("gpt2, dropout", "data:8")),
+    *(("llama", "tensor:8"), ("llama", "fsdp:2,tensor:4")),
     ("swiglu, tied, one microbatch", "data:4,tensor:2"),
 ]
 
@@ -60,10 +53,7 @@ def new_model(options):
 
 @pytest.mark.parametrize("variant, mesh", [ALL_AXES, *slowly(*RARE)])
 def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
-    expected_loss, expected = on_one_device(new_model, VARIANTS[variant])
-    loss, found = loss_and_gradients(new_model, VARIANTS[variant], mesh)
-    assert loss == pytest.approx(expected_loss, rel=FLOAT32_ROUNDING)
-    assert_close(found, expected)
+    assert_as_on_one_device(new_model, VARIANTS[variant], mesh)
 
 
 @pytest.fixture
@@ -77,9 +67,6 @@ def no_room(monkeypatch):
 
 def test_a_model_too_large_to_be_whole_on_a_device_has_the_gradients_of_one_device(no_room):
     test_loss_and_gradients_are_those_of_one_device(*ALL_AXES)
-
-
-# --- memory -------------------------------------------------------------------------------------------------
 
 
 def test_a_device_holds_its_part_of_weights_and_moments_alone():
@@ -111,9 +98,6 @@ def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
     assert float(metrics["loss"]) == pytest.approx(np.log(65), rel=0.05)
     assert jax.tree.leaves(before) == jax.tree.leaves(jax.tree.map(lambda x: x.sharding, after))
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
-
-
-# --- communication ------------------------------------------------------------------------------------------
 
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -174,9 +158,6 @@ def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way():
     assert forward == [("all-reduce", [stream])] * 2
     # A CPU sends a gradient for each layer that reads the stream; compilers for GPUs and TPUs add them first.
     assert backward == [("all-reduce", [stream] * 2), ("all-reduce", [stream] * 3)]
-
-
-# --- whole runs and checkpoints -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow

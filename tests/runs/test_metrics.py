@@ -3,14 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from config.options import Options
-from model import GPTConfig
+from model import GPT, GPTConfig
 from parallel.machines import peak_memory
 from runs import metrics as metrics_module
 from runs.metrics import Metrics, Speed, flops_per_token
@@ -207,20 +209,12 @@ def test_a_damaged_record_is_dropped_alone_and_ends_no_run(options):
     assert all(type(record["iter"]) is int for record in kept)
 
 
-# --- speed, by a clock that the test sets ---
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """`clock.now`, in seconds: what time.perf_counter tells runs/metrics.py."""
 
-    class Clock:
-        now = 1000.0
-
-        def perf_counter(self):
-            return self.now
-
-    monkeypatch.setattr(metrics_module, "time", clock := Clock())
+    clock = SimpleNamespace(now=1000.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(metrics_module, "time", clock)
     return clock
 
 
@@ -257,13 +251,9 @@ def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock
     assert [record["data_ms"] for record in records(options.out_dir)] == [1e3, 3e3]
 
 
-class H100:
-    device_kind = "NVIDIA H100 80GB HBM3"
-    platform = "gpu"
-
-
 def test_mfu_is_the_model_flops_over_the_peak_of_all_devices(clock, monkeypatch):
-    monkeypatch.setattr(jax, "devices", lambda: [H100] * 2)
+    h100 = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [h100] * 2)
     speed = Speed(OPTIONS, CONFIG, devices=2)
     run_step(speed, clock, 0, 1e-3)
     flops = flops_per_token(CONFIG, 5) * TOKENS
@@ -284,11 +274,28 @@ def test_memory_is_the_devices_peak_where_it_tells_and_the_process_peak_elsewher
     filled.append(np.ones(part, np.uint8))
     assert peak_memory() - risen == pytest.approx(part, rel=0.1)  # others may free or take a little meanwhile
 
-    class Device:
-        def memory_stats(self):
-            return {"peak_bytes_in_use": 3_500_000, "bytes_in_use": 1}
-
-    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    device = SimpleNamespace(memory_stats=lambda: {"peak_bytes_in_use": 3_500_000, "bytes_in_use": 1})
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
     speed = Speed(OPTIONS, CONFIG, devices=1)
     run_step(speed, clock, 0, 1)
     assert speed.figures()["memory_mb"] == 3.5
+
+
+def test_flops_are_those_of_nanogpt():
+    """And those of a step as it is traced: tools/planning/test_program.py."""
+    config = GPTConfig(mlp="gelu")
+    L, H, Q, T = 12, 12, 64, 1024
+    N = sum(x.size for x in jax.tree.leaves(eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))))
+    N -= T * 768  # nanoGPT leaves out wpe
+    # nanoGPT counts the gains of the norms as if they were matrices: 19,200 of 124 million.
+    assert flops_per_token(config, T) == 6 * (N - 25 * 768) + 12 * L * H * Q * T
+    assert flops_per_token(config, T) == pytest.approx(6 * N + 12 * L * H * Q * T, rel=1e-3)
+
+
+def test_a_window_costs_as_many_keys_as_it_lets_a_token_read():
+    gpt2, T, N = GPTConfig(), 1024, 256
+    saved = flops_per_token(gpt2, T) - flops_per_token(replace(gpt2, window=N), T)
+    not_read = sum(t - min(t, N) for t in range(1, T + 1)) / T  # keys of a token, on average
+    # Two products of T x T count with both halves; the diagonal makes less than a key's difference.
+    assert saved == pytest.approx(12 * 12 * 768 * 2 * not_read, rel=1 / not_read)
+    assert flops_per_token(replace(gpt2, window=4096), T) == flops_per_token(gpt2, T)

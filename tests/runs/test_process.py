@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,9 +71,6 @@ def test_a_link_in_place_of_the_lock_changes_nothing_elsewhere(tmp_path, make):
 
 
 def test_where_the_file_system_has_no_locks_the_run_is_told_so(tmp_path, monkeypatch, capsys):
-    def none(*arguments):
-        raise OSError(errno.ENOTSUP, "no locks here")
-
-    monkeypatch.setattr("fcntl.flock", none)
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOTSUP, "no locks here")))
     take(tmp_path)
     assert f"note: {tmp_path}: this file system has no locks" in capsys.readouterr().err

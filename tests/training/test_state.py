@@ -18,31 +18,11 @@ def how(options):
     return choose_how(options, model_config(options, V))
 
 
-# --- the shape ---
-
-
-@pytest.mark.parametrize("name, value", [("n_embd", 33), ("n_kv_head", 3)])
-def test_a_model_that_cannot_be_is_one_line(name, value):
-    assert f"{name}={value}" in refusal(model_config, replace(TINY, **{name: value}), V)
-
-
-def test_the_options_reach_the_model_and_how_it_is_computed():
-    shape = dict(n_layer=3, n_head=4, n_embd=64, mlp="gelu", norm="rmsnorm", bias=True, dropout=0.3, window=3)
-    options = replace(TINY, **shape, remat="dots", unroll=2)
-    config = model_config(options, V)
-    assert (shape | dict(vocab_size=V)).items() <= vars(config).items()
-    with on(*H100):
-        assert (how(options).remat, how(options).unroll) == ("dots", 2)
-
-
 def test_document_mask_gives_the_model_the_end_of_text_token():
     assert model_config(replace(TINY, document_mask=True), V, 7).document_start == 7
     assert model_config(TINY, V, 7).document_start is None
     said = refusal(model_config, replace(TINY, document_mask=True), V)
     assert said.startswith("document_mask=True ") and "dataset=openwebtext" in said
-
-
-# --- on the device ---
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,6 @@ SCHEDULES = [
 ] + [Schedule("1f1b", 4, 1, 1), Schedule("1f1b", 4, 1, 7), Schedule("gpipe", 4, 2, 3)]
 
 
-# --- the lists of JaxPP's tutorial --------------------------------------------------------------------------
-
-
 def names(schedule: Schedule, rank: int) -> list[str]:
     return [f"{kind}_{stage}__{microbatch}" for kind, stage, microbatch in schedule.tasks(rank)]
 
@@ -35,9 +32,6 @@ def test_interleaved_is_that_of_jaxpp():
     schedule = Schedule("interleaved", ranks=4, chunks=2, microbatches=4)
     of_each = ("fwd_0", "fwd_4", "bwd_4", "bwd_0")
     assert names(schedule, 0) == [f"{task}__{i}" for task in of_each for i in range(4)]
-
-
-# --- what holds for all -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -79,9 +73,6 @@ def test_a_table_carried_out_gives_every_task_its_inputs(schedule):
             inputs[rank][row.input_arrives] = sent[rank - 1][0]
             cotangents[rank][row.cotangent_arrives] = sent[(rank + 1) % R][1]
     assert sorted(seen) == list(itertools.product(range(schedule.stages), range(schedule.microbatches)))
-
-
-# --- what the papers say of them ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("R, M", [(2, 4), (4, 8), (4, 32)])
