@@ -7,12 +7,13 @@ import jax
 import pytest
 
 import export
+import train
 from config.options import Options
 from data.tokenizer import CharTokenizer, from_json
-from data.writer import load_tokenizer
+from data.writer import load_tokenizer, write_dataset
 from runs.checkpoint import Manifest
 from tests.helpers import save_run
-from tests.tools.serving.served_run import serving, train_run
+from tests.tools.serving.served_run import BLOCK_SIZE, SYMBOLS, TEXT, serving
 from training.state import create_state, model_config
 
 TEMPLATE = (
@@ -31,9 +32,14 @@ def save_random(folder, tokenizer, seed=1337, **shape):
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory):
+def run(tmp_path_factory, tiny):
     """A run that has trained, with several checkpoints. Not to be changed."""
-    return train_run(tmp_path_factory.mktemp("trained"))
+    folder, tokenizer = tmp_path_factory.mktemp("trained"), CharTokenizer(SYMBOLS)
+    ids = tokenizer.encode(TEXT)
+    write_dataset(folder / "markup", ids[:-300], ids[-300:], tokenizer, "a test")
+    options = dict(dataset=folder / "markup", block_size=BLOCK_SIZE, max_iters=20, lr_decay_iters=20)
+    train.main(tiny(folder / "run", **options, keep_checkpoints=4))
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A tiny trained run, servers in this process and in one of their own, and clients."""
+"""Servers in this process and in one of their own, and clients."""
 
 import sys
 import threading
@@ -11,9 +11,6 @@ import httpx
 import jax
 import openai
 
-import train
-from data.tokenizer import CharTokenizer
-from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from serve import ServeOptions, listen
 from tests.helpers import DEADLINE, start_python, wait_until
@@ -25,25 +22,11 @@ from tools.serving.server import Server as HttpServer
 # capsys it is pytest's own, if the process has no server yet. absl leaves `sys.__stderr__` open.
 absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
-# With what HTML is made of, so that a text may be markup.
+# A run of conftest.py learns this, with what HTML is made of, so that a text may be markup.
 TEXT = "the <b>quick</b> brown fox jumps over <img src=x onerror=alert(1)> the lazy dog.\n" * 30
 SYMBOLS = "".join(sorted(set(TEXT)))
-ITERATIONS = [5, 10, 15, 20]
+ITERATIONS = [5, 10, 15, 20]  # of its checkpoints
 BLOCK_SIZE = 32
-
-
-def train_run(folder: Path, **changes) -> Path:
-    """Train for 20 steps, with a checkpoint each 5; return the run's folder."""
-    data, out = folder / "markup", folder / "run"
-    tokenizer = CharTokenizer(SYMBOLS)
-    ids = tokenizer.encode(TEXT)
-    write_dataset(data, ids[:-300], ids[-300:], tokenizer, "a test")
-    options = dict(n_layer=2, n_head=2, n_embd=16, block_size=BLOCK_SIZE, batch_size=4, learning_rate=1e-2)
-    options |= dict(max_iters=20, eval_interval=5, eval_iters=1, keep_checkpoints=4, log_interval=1)
-    options |= dict(warmup_iters=2, lr_decay_iters=20, gradient_accumulation_steps=1)
-    options |= dict(out_dir=out, dataset=data, device="cpu", mesh="data:1", **changes)
-    train.main([f"--{name}={value}" for name, value in options.items()])
-    return out
 
 
 @contextmanager
