@@ -117,13 +117,6 @@ def test_a_bias_chooses_the_token_and_a_stop_token_ends_the_text(complete, ids):
     assert (choice.text, choice.finish_reason) == ("", "stop")
 
 
-def test_the_end_of_text_ends_it(complete):
-    """The random model draws it within some hundred tokens; it is not in the text, but counted."""
-    answers = (complete(seed=seed, max_tokens=200) for seed in range(50))
-    answer = next(x for x in answers if x.usage.completion_tokens < 200)
-    assert answer.choices[0].finish_reason == "stop" and "endoftext" not in answer.choices[0].text
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_is_left_out_wherever_it_falls(complete, stream):
     """In the middle of tokens or over several; the earliest counts."""

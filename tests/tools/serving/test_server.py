@@ -28,7 +28,7 @@ from runs.load import load_run
 from tests.helpers import DEADLINE, refusal, run_python, wait_until
 from tests.models import TINY, forward, large, nll
 from tests.tools.serving import served_run
-from tests.tools.serving.served_run import Server, serving
+from tests.tools.serving.served_run import Server, answering, serving
 from tools.serving import served as loading
 from tools.serving import server as server_module
 from tools.serving import worker as working
@@ -132,9 +132,7 @@ def test_it_answers_by_its_own_names_alone(keyless, host, status):
     assert httpx.get(f"{keyless}/health", headers={"Host": host}).status_code == status
 
 
-@pytest.mark.parametrize(
-    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None]
-)
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", None])
 def test_what_a_page_may_send_to_any_site_is_not_read(keyless, kind):
     headers = {"Origin": "https://evil.example"} | ({"Content-Type": kind} if kind else {})
     for path, body in (("v1/completions", {"prompt": "a"}), ("inside/places", {"text": "a"})):
@@ -223,7 +221,6 @@ def test_no_route_waits_while_a_text_is_encoded(open_server, monkeypatch):
         (["--allow_origins=*"], "--allow_origins is '*': expected origins as in https://a.org"),
         (["--follow=True", "--init_from=gpt2"], "leave out --init_from"),
         (["--follow=True", "--checkpoint=best"], "leave out --init_from and --checkpoint"),
-        (["--checkpoint=3"], "none is of iteration 3: give --checkpoint=last, or one of [0]"),
     ],
 )
 def test_a_bad_option_is_one_line(char_run, options, says):
@@ -239,28 +236,27 @@ def test_a_port_that_is_taken_is_one_line(char_run, url):
 # --- figures ----------------------------------------------------------------------------------------------
 
 
-def test_prometheus_reads_what_the_server_does(char_run):
+def test_prometheus_reads_what_the_server_does(url, client):
     def figures():
         answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {KEY}"})
         assert answer.headers["content-type"].startswith("text/plain; version=")
         families = text_string_to_metric_families(answer.text)
         return {x.name.removeprefix("nanojaxgpt_"): x.value for family in families for x in family.samples}
 
-    with serving(out_dir=str(char_run), slots=3, api_key=KEY, max_tokens=1000000) as (url, _):
-        client = served_run.client(url, KEY)
-        before = figures()
-        names = ("slots", "running", "waiting", "cache_used_ratio")
-        assert [before[name] for name in names] == [3, 0, 0, 0]
-        client.completions.create(model="chars", prompt=["abc", "a"], n=2, max_tokens=5)
-        after = figures()
-        assert after["requests_total"] == after["first_token_seconds_count"] == 4
-        assert (after["prompt_tokens_total"], after["new_tokens_total"]) == (8, 20)
-        assert 0 < after["first_token_seconds_sum"] < 4 * DEADLINE
-        with open_stream(url, n=5, max_tokens=1000000):
-            wait_until(lambda: figures()["cache_used_ratio"] > 0.1)
-            during = figures()
-            assert (during["running"], during["waiting"]) == (3, 2)
-        wait_until(lambda: figures()["running"] == 0)
+    wait_for(url, running=0, pending=0)
+    before = figures()
+    names = ("slots", "running", "waiting", "cache_used_ratio")
+    assert [before[name] for name in names] == [1, 0, 0, 0]
+    client.completions.create(model="chars", prompt="abc", n=2, max_tokens=5)
+    grown = {name: value - before[name] for name, value in figures().items()}
+    assert grown["requests_total"] == grown["first_token_seconds_count"] == 2
+    assert (grown["prompt_tokens_total"], grown["new_tokens_total"]) == (6, 10)
+    assert 0 < grown["first_token_seconds_sum"] < 2 * DEADLINE
+    with open_stream(url, n=2, max_tokens=1000000):
+        wait_until(lambda: figures()["cache_used_ratio"] > 0.1)
+        during = figures()
+        assert (during["running"], during["waiting"]) == (1, 1)
+    wait_for(url, running=0)
 
 
 # --- limits -----------------------------------------------------------------------------------------------
@@ -429,40 +425,27 @@ def test_newer_weights_without_room_for_an_engine_end_it_in_a_line(worker, monke
 # --- one in a process of its own --------------------------------------------------------------------------
 
 
-def test_before_there_is_a_model_the_page_is_there_and_the_rest_told_to_come_again(tmp_path):
+def test_before_there_is_a_model_the_page_is_there_and_the_rest_told_to_come_again():
     """See test_page.py for what comes then."""
-    status = "waiting for the first checkpoint of later"
-    server = Server(tmp_path / "later", "--follow=True", until=status)
-    for path, name in {"/": "index.html", "/main.js": "main.js"}.items():
-        answer = httpx.get(server.url + path)
-        assert answer.status_code == 200 and answer.content == (PAGE / name).read_bytes()
-        assert answer.headers["X-Frame-Options"] == "DENY"
-    for method, path in (
-        ("GET", "/health"),
-        ("GET", "/inside/model"),
-        ("POST", "/v1/completions"),
-        ("POST", "/"),
-    ):
-        answer = httpx.request(method, server.url + path)
-        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-        assert answer.json()["error"]["message"] == f"{status}: try again later"
-    assert httpx.get(f"{server.url}/health").json()["status"] == status
-    assert httpx.get(server.url, headers={"Host": "evil.example"}).status_code == 400
-    assert server.end(signal.SIGTERM) == 0
+    with answering(ServeOptions(port=0)) as server:
+        wait_until(lambda: server.started)
+        server.say("loading weights")
+        for path, name in {"/": "index.html", "/main.js": "main.js"}.items():
+            answer = httpx.get(server.address + path)
+            assert answer.status_code == 200 and answer.content == (PAGE / name).read_bytes()
+            assert answer.headers["X-Frame-Options"] == "DENY"
+        routes = ("GET", "/health"), ("GET", "/inside/model"), ("POST", "/v1/completions"), ("POST", "/")
+        for method, path in routes:
+            answer = httpx.request(method, server.address + path)
+            assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+            assert answer.json()["error"]["message"] == "loading weights: try again later"
+            assert answer.json()["status"] == "loading weights"
+        assert httpx.get(server.address, headers={"Host": "evil.example"}).status_code == 400
 
 
 def test_the_server_begins_without_jax():
     done = run_python("-c", "import serve, sys; print('jax' in sys.modules, 'numpy' in sys.modules)")
     assert done.stdout.split() == ["False", "False"]
-
-
-def test_a_start_that_fails_is_one_line(char_run, tmp_path):
-    assert "no checkpoint there" in refusal(loading.load_served, ServeOptions(out_dir=str(tmp_path)))
-    broken = shutil.copytree(char_run, tmp_path / "broken")
-    for file in broken.glob("checkpoints/*/model/**/*"):
-        if file.is_file():
-            file.write_bytes(b"")
-    assert "damaged" in refusal(loading.load_served, ServeOptions(out_dir=str(broken)))
 
 
 def test_sigterm_finishes_what_runs_and_exits_with_0(char_run):
@@ -491,7 +474,8 @@ def test_what_is_not_finished_in_time_ends_with_an_error(char_run, monkeypatch):
     """A stream with an event, and another request with an answer, both of OpenAI's error object."""
     monkeypatch.setattr(server_module, "FINISH", 0)
     with ThreadPoolExecutor() as pool:
-        with serving(out_dir=str(char_run), finish=DEADLINE, max_tokens=1000000) as (url, served):
+        options = dict(compiled=False, finish=DEADLINE, max_tokens=1000000)
+        with serving(out_dir=str(char_run), **options) as (url, served):
             create = partial(served_run.client(url).completions.create, model="chars", prompt="a")
             stream = create(max_tokens=1000000, stream=True)
             assert next(stream).choices
@@ -504,8 +488,10 @@ def test_what_is_not_finished_in_time_ends_with_an_error(char_run, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it_quietly(char_run):
-    assert Server(char_run, "--slots=1").end(signal.SIGINT) == 130
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_it_quietly_while_it_waits_for_a_model(tmp_path, number, status):
+    server = Server(tmp_path / "later", "--follow=True", until="waiting for the first checkpoint of later")
+    assert server.end(number) == status
 
 
 def test_the_checkpoint_that_is_served_may_be_any_of_the_run(run):
@@ -538,7 +524,7 @@ def test_a_run_is_followed_past_checkpoints_that_cannot_be_served(
 
     monkeypatch.setattr(loading, "LOOK", 0.01)
     monkeypatch.setattr(Checkpoints, "latest", lambda self: (looks.append(1), latest(self))[1])
-    with ThreadPoolExecutor() as pool, serving(out_dir=str(out)) as (url, served):
+    with ThreadPoolExecutor() as pool, serving(compiled=False, out_dir=str(out)) as (url, served):
         monkeypatch.setattr(loading, "load_run", load)
         following = pool.submit(follow)
         told()  # of the mesh
