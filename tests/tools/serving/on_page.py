@@ -16,6 +16,7 @@ both = pytest.mark.parametrize("at", ["server", "file"], indirect=True)
 both_at_last = pytest.mark.parametrize(
     "at", ["server", pytest.param("file", marks=pytest.mark.slow)], indirect=True
 )
+PHONE = {"width": 360, "height": 740}
 AXE = Path(os.environ.get("NODE_PATH", "node_modules"), "axe-core/axe.min.js")  # of npm
 VIEWS = ["write", "attention", "lens", "loss", "run"]
 READY = {  # what is there once a view is

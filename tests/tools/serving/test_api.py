@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 import sample
 from data.tokenizer import JsonTokenizer
+from tests.helpers import flags
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import serving
 
@@ -77,14 +78,11 @@ def test_models(client):
 
 def test_a_completion_is_what_sample_py_writes(complete, byte_run, capsys):
     """Past block_size, too: the same seed, the same text."""
-    settings = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "presence_penalty": 0.5}
-    settings["frequency_penalty"] = 0.25
-    others = {"min_p": 0.01, "repetition_penalty": 1.2}
-    answer = complete(n=2, max_tokens=100, **settings, extra_body={"top_k": 0} | others)
-    settings |= others
-    flags = [f"--{name}={value}" for name, value in settings.items()]
-    options = [f"--out_dir={byte_run}", "--device=cpu", "--num_samples=2", "--max_new_tokens=100"]
-    sample.main([*options, *flags, f"--start={PROMPT}", "--top_k=-1"])
+    openais = dict(temperature=0.9, top_p=0.95, seed=5, presence_penalty=0.5, frequency_penalty=0.25)
+    others = dict(min_p=0.01, repetition_penalty=1.2)
+    answer = complete(n=2, max_tokens=100, **openais, extra_body={"top_k": 0} | others)
+    options = dict(out_dir=byte_run, device="cpu", num_samples=2, max_new_tokens=100, top_k=-1)
+    sample.main(flags(options, start=PROMPT, **openais, **others))
     *texts, _ = capsys.readouterr().out.split(f"\n{sample.SEPARATOR}\n")
     assert [PROMPT + choice.text for choice in answer.choices] == texts
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -242,7 +240,7 @@ def test_old_exchanges_leave_a_chat_whole_and_it_says_so(chat, complete):
 # --- longer than the context ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [*({"prompt": [1] * 33}, {"prompt": ["a", "b" * 33]}, {"stream": True})])
+@pytest.mark.parametrize("options", [{"prompt": [1] * 33}, {"prompt": ["a", "b" * 33]}, {"stream": True}])
 def test_a_prompt_longer_than_the_context_is_refused_in_openais_words(complete, options):
     with pytest.raises(openai.BadRequestError) as caught:
         complete(**{"prompt": "b" * 33} | options)

@@ -6,7 +6,7 @@ import pytest
 
 import export
 from common.errors import UserError
-from tests.tools.serving.on_page import button, show, text_of, written
+from tests.tools.serving.on_page import PHONE, button, show, text_of, written
 
 
 @pytest.fixture
@@ -57,11 +57,9 @@ def test_writing_stops_in_the_middle(open_page):
 
 def test_a_damaged_file_says_so_on_a_phone(open_page, at, tmp_path):
     (tmp_path / "model.html").write_text(Path(at.removeprefix("file://")).read_text()[:-2000])
-    phone = {"viewport": {"width": 360, "height": 740}}
-    page = open_page(
-        at=(tmp_path / "model.html").as_uri(), empty=False, shows="This file is damaged", **phone
-    )
-    assert page.evaluate("() => document.documentElement.scrollWidth") == 360
+    address = (tmp_path / "model.html").as_uri()
+    page = open_page(at=address, empty=False, shows="This file is damaged", viewport=PHONE)
+    assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"]
 
 
 def test_the_other_formats_have_no_choice_of_weights(run, tmp_path):

@@ -5,9 +5,7 @@ import re
 import pytest
 
 from tests.helpers import slowly
-from tests.tools.serving.on_page import READY, VIEWS, found_by_axe, write
-
-PHONE = {"width": 360, "height": 740}
+from tests.tools.serving.on_page import PHONE, READY, VIEWS, found_by_axe, write
 
 
 @pytest.mark.parametrize("scheme", ["dark", *slowly("light")])
