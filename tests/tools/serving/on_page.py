@@ -41,6 +41,25 @@ def button(page, name):
     return page.get_by_role("button", name=name, exact=True)
 
 
+def press(page, name, text):
+    """Press a button, which leaves the page with a text."""
+    button(page, name).click()
+    expect(page.locator("div.text")).to_have_text(text + "▸")
+
+
+def kept(page):
+    """Open the history, and return its texts."""
+    button(page, "History").click()
+    return page.locator(".kept button.plain")
+
+
+def take(choice):
+    """Go on with another token, and return its text."""
+    text = choice.locator("code").inner_text().replace("␣", " ").replace("⏎", "\n")
+    choice.click()
+    return text
+
+
 def write(page, text, tokens=20, seed=1):
     """Write with the page from a beginning; return when all is there, with what could have stood where."""
     page.get_by_label("Tokens", exact=True).fill(str(tokens))

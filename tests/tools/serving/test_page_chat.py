@@ -234,22 +234,6 @@ def test_what_no_longer_fits_leaves_the_context_and_the_page_says_so(open_page, 
         expect(page.locator("#chat-told")).to_contain_text("The first 2 messages no longer fit")
 
 
-def test_a_conversation_in_a_file(open_page, renderer, run, tmp_path):
-    known = {"name": "chats", "version": "iter-0", "example": [], "questions": []}
-    page, model = html(load_run(str(run))[0], known, renderer.tokenizer, "bfloat16")
-    (tmp_path / "model.html").write_text(page)
-    page = open_page("chat?temperature=0&max_tokens=6", at=(tmp_path / "model.html").as_uri(), empty=False)
-    page.get_by_label("System prompt").fill(SAID[0]["content"])
-    say(page, SAID[1]["content"], turns=3)
-    prompt = renderer.prompt(SAID)
-    drawn = generate(model, prompt[None], key=jax.random.key(0), max_new_tokens=6, settings=GREEDY)
-    page.locator("#turns li").nth(2).get_by_role("button", name="Attention").click()
-    page.wait_for_selector("#most:has-text('this head attended to')")
-    page.wait_for_function("() => location.hash.includes('t=')")  # which follows the text after a while
-    ids = page.evaluate("() => new URLSearchParams(location.hash.split('?')[1]).get('t')").split(".")
-    assert [int(i, 36) for i in ids] == [*prompt.tolist(), *np.concatenate(list(drawn), axis=1)[0].tolist()]
-
-
 def test_an_answer_is_stopped_and_an_error_is_said(open_page):
     page = open_page("chat", empty=False, expected=["404 (Not Found)", "400 (Bad Request)"])
     page.route("**/v1/chat/completions", lambda route: None)  # it never answers
