@@ -32,8 +32,6 @@ def test_commands_find_a_run_in_the_volume_and_leave_their_results_there(at_moda
     assert not machine.gpu_config.count and (machine.milli_cpu, machine.memory_mb) == (2000, 16384)
     assert (machine.milli_cpu_max, machine.memory_mb_max) == (4000, 32768)
     assert (at_modal.volume / "exports" / "run" / "model.safetensors").stat().st_size > 1000
-    resuming = ["--out_dir=run", "--init_from=resume", "--device=cpu"]
-    assert "tokens/s" in there("bench.py", *resuming, "--steps=3")[0]
     assert contents(trained / "checkpoints") == before
 
 
@@ -66,4 +64,3 @@ def test_a_run_is_served_behind_a_url_with_a_key(at_modal, trained):
     assert status == 130 and len(server.containers) == 1 and "Traceback" not in printed
     found = re.search(rf"serving at https://{HOST} and https://{HOST}/v1, --api_key=(\S+)", printed)
     assert found and len(found[1]) >= 32 and answers == {"another-key": 401, found[1]: 200}
-    assert server.containers[0].orphans == []

