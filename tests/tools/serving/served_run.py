@@ -1,10 +1,9 @@
-"""Servers in this process and in one of their own, and clients."""
+"""Servers in this process, and clients."""
 
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import absl.logging
 import httpx
@@ -13,10 +12,10 @@ import openai
 
 from parallel.mesh import make_mesh
 from serve import ServeOptions, listen
-from tests.helpers import DEADLINE, start_python, wait_until
+from tests.helpers import wait_until
 from tools.serving.app import make_app, serve
 from tools.serving.served import Served, load_served
-from tools.serving.server import Server as HttpServer
+from tools.serving.server import Server
 
 # uvicorn's logging closes absl's handler, which Orbax installs, and absl closes that handler's stream. Within
 # capsys it is pytest's own, if the process has no server yet. absl leaves `sys.__stderr__` open.
@@ -30,10 +29,10 @@ BLOCK_SIZE = 32
 
 
 @contextmanager
-def answering(options: ServeOptions) -> Iterator[HttpServer]:
+def answering(options: ServeOptions) -> Iterator[Server]:
     """Answer in a thread, before there is a model."""
     with listen(options) as listener:
-        server = HttpServer(options, listener)
+        server = Server(options, listener)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
@@ -69,27 +68,6 @@ def starting(**options) -> Iterator[str]:
     with answering(options) as server:
         threading.Thread(target=serve, args=[options, server], daemon=True).start()
         yield server.address
-
-
-class Server:
-    """serve.py in a process of its own, which ends with the test."""
-
-    def __init__(self, out_dir: Path, *options: str, until: str = "compiled ", **environment: str):
-        """Return once a line begins with `until`."""
-        words = "serve.py", f"--out_dir={out_dir}", "--port=0", "--device=cpu", *options
-        self.process = start_python(*words, **environment)
-        assert self.process.stdout
-        printed = iter(self.process.stdout.readline, "")
-        self.url = next(line.split()[-1] for line in printed if line.startswith("starting "))
-        assert any(line.startswith(until) for line in printed)
-        self.client = client(self.url)
-
-    def end(self, number: int) -> int:
-        """Send a signal, and return the status of the process; nothing was raised in it."""
-        self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=DEADLINE)
-        assert "Traceback" not in errors
-        return self.process.returncode
 
 
 def client(url: str, key: str = "any") -> openai.OpenAI:
