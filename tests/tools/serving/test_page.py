@@ -591,23 +591,16 @@ def test_the_key_is_asked_for_until_it_is_right_or_the_reader_has_none(browser, 
         page.context.close()
 
 
-def test_it_says_how_far_the_server_is_with_compiling(open_page):
-    page = open_page(empty=False)
-    page.route(
-        "**/health", lambda route: route.fulfill(json={"status": "compiling 3 of 8", "version": "iter-20"})
-    )
-    page.reload()
-    page.wait_for_selector("#status:has-text('compiling 3 of 8')")
-    page.unroute("**/health")
-    page.wait_for_selector("#status:empty", state="attached")
-
-
-def test_a_newer_checkpoint_is_named_without_a_reload(open_page, server):
+def test_the_header_follows_the_server_without_a_reload(open_page, server):
     page = open_page(expected=["404 (Not Found)"])  # it may ask of what is gone again
     write(page, "the quick")
     worker = server[1].worker
-    worker.replace(worker.model, "iter-21")
-    page.wait_for_selector("#model:has-text('iter-21')")
-    assert page.locator(".by").inner_text() == "written by iter-20, with the seed 1"
-    worker.replace(worker.model, "iter-20")
-    page.wait_for_selector("#model:has-text('iter-20')")
+    for version in ("iter-21", "iter-20"):
+        worker.replace(worker.model, version)
+        page.wait_for_selector(f"#model:has-text('{version}')")
+        assert page.locator(".by").inner_text() == "written by iter-20, with the seed 1"
+    status = {"status": "compiling 3 of 8", "version": "iter-20"}
+    page.route("**/health", lambda route: route.fulfill(json=status))
+    page.wait_for_selector("#status:has-text('compiling 3 of 8')")
+    page.unroute("**/health")
+    page.wait_for_selector("#status:empty", state="attached")

@@ -103,13 +103,6 @@ def test_a_text_is_gone_on_with_by_the_checkpoint_that_is_asked(server, run, ren
     assert ask(f"{server[0]}/inside/continuation", body)[0] == 404
 
 
-def test_the_page_knows_what_begins_and_ends_an_answer(server, renderer):
-    marks = ask(f"{server[0]}/inside/model")[1]["marks"]
-    prompt, names = renderer.prompt(SAID).tolist(), renderer.tokenizer.names
-    assert prompt[-len(marks["answer"]) :] == marks["answer"] and marks["answer"][0] == names["<|im_start|>"]
-    assert sorted(marks["special"]) == sorted(names.values()) and names["<|im_end|>"] in marks["ends"]
-
-
 def test_first_questions_are_those_of_the_validation_text(renderer, tmp_path):
     asked = [f"{'the cat sat on a mat?'[i % 9 :].strip()}{i}" for i in range(60)]
     lines = [[{"role": "user", "content": text}, {"role": "assistant", "content": "mat"}] for text in asked]
