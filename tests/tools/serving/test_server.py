@@ -1,6 +1,5 @@
 """The server as its neighbours meet it: who may ask, limits, clients that leave or do not read, signals."""
 
-import asyncio
 import json
 import re
 import shutil
@@ -128,7 +127,7 @@ def test_what_a_page_may_send_to_any_site_is_not_read(url, kind):
         assert answer.status_code == 400 and "application/json" in error(answer)[1]
 
 
-@pytest.mark.parametrize("origin", [*NAMED, "https://evil.example", "null"])
+@pytest.mark.parametrize("origin", [*NAMED, "https://evil.example"])
 def test_pages_of_named_sites_may_ask(url, origin):
     """A browser asks before (preflight), and lets a page read an answer only if its origin stands in it."""
     allows, path = "access-control-allow-origin", f"{url}/v1/completions"
@@ -278,16 +277,13 @@ def test_too_many_requests_are_told_to_come_again(url, client, post):
 # --- clients that leave, or do not read -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_slot(url, client, stream):
-    with pytest.raises((openai.APITimeoutError, TimeoutError)):
-        settings = {"max_tokens": 1000000, "stream": stream, "timeout": 1.0}
-        answer = client.completions.create(model="chars", prompt="a", **settings)
-        began = time.monotonic()
-        for _ in answer:
-            if time.monotonic() > began + 1:
-                answer.close()
-                raise TimeoutError
+def test_a_client_that_leaves_frees_its_slot(url, client):
+    create = partial(client.completions.create, model="chars", prompt="a", max_tokens=1000000)
+    with pytest.raises(openai.APITimeoutError):
+        create(timeout=1.0)
+    wait_for(url, running=0, pending=0)
+    with create(stream=True) as stream:
+        assert next(stream).choices
     wait_for(url, running=0, pending=0)
     with open_stream(url, max_tokens=1000000):
         second = open_stream(url, max_tokens=1000000)
@@ -298,31 +294,23 @@ def test_a_client_that_leaves_frees_its_slot(url, client, stream):
 
 @pytest.mark.slow
 def test_of_300_streams_of_which_some_are_left_none_is_lost_and_no_slot_kept(char_run):
-    async def ask(client, gate, i):
+    def ask(i):
         """Return whether a stream, which a third of the clients leave, was as long as asked for."""
         n = 1 + i * 37 % 120
         left = i * 13 % n if i % 3 == 0 else n + 1
         settings = {"temperature": i % 2, "logprobs": 2 if i % 5 else None, "stream": True}
-        async with gate:
-            prompt = "abcdefgh"[: 1 + i % 8]
-            stream = await client.completions.create(model="chars", prompt=prompt, max_tokens=n, **settings)
-            made = 0
-            async for chunk in stream:
+        made = 0
+        with create(model="chars", prompt="abcdefgh"[: 1 + i % 8], max_tokens=n, **settings) as stream:
+            for chunk in stream:
                 made += len(chunk.choices[0].text)
                 if made >= left:
-                    await stream.close()
                     return True
-            return made == n
-
-    async def ask_all(url):
-        async with openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=300
-        ) as client:
-            gate = asyncio.Semaphore(64)
-            return await asyncio.gather(*(ask(client, gate, i) for i in range(300)))
+        return made == n
 
     with serving(out_dir=str(char_run), slots=16, max_waiting=100) as (url, served):
-        assert all(asyncio.run(ask_all(url)))
+        create = served_run.client(url).completions.create
+        with ThreadPoolExecutor(64) as pool:
+            assert all(pool.map(ask, range(300)))
         wait_for(url, running=0, pending=0)
         assert served.worker.engine.idle and not served.worker.waiting
 
