@@ -18,6 +18,7 @@ both_at_last = pytest.mark.parametrize(
 )
 PHONE = {"width": 360, "height": 740}
 AXE = Path(os.environ.get("NODE_PATH", "node_modules"), "axe-core/axe.min.js")  # of npm
+with_axe = pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install axe-core")
 VIEWS = ["write", "attention", "lens", "loss", "run"]
 READY = {  # what is there once a view is
     "write": ".path button",
@@ -29,9 +30,7 @@ READY = {  # what is there once a view is
 
 
 def found_by_axe(page):
-    """Return what breaks axe-core's rules, if that is installed."""
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm install axe-core")
+    """Return what breaks axe-core's rules."""
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run().then(({ violations }) => violations)")
     return [(x["id"], [node["html"] for node in x["nodes"]]) for x in found]

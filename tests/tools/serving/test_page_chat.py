@@ -17,7 +17,7 @@ from runs.load import load_run
 from tests.helpers import ROOT, slowly
 from tests.models import forward, nll
 from tests.tools.serving.conftest import save_random
-from tests.tools.serving.on_page import PHONE, button, chosen, expect, found_by_axe
+from tests.tools.serving.on_page import PHONE, button, chosen, expect, found_by_axe, with_axe
 from tests.tools.serving.served_run import ask, serving
 from tools.serving.html_file import html
 from tools.serving.run_folder import first_questions
@@ -295,6 +295,7 @@ def test_what_was_not_learned_is_grey_and_not_in_the_averages(open_page):
     assert page.locator("#tokens .special").count() == 4  # the document's start, two turns' starts, one end
 
 
+@with_axe
 @pytest.mark.parametrize("scheme", ["light", *slowly("dark")])
 def test_axe_finds_nothing_in_chat_and_rollouts(open_page, scheme):
     page = open_page("chat?temperature=0&max_tokens=6", color_scheme=scheme, **NO_EXAMPLE)
