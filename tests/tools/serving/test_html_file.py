@@ -233,20 +233,20 @@ def as_qwens() -> JsonTokenizer:
     return JsonTokenizer(tokenizer.to_str())
 
 
-@node
-@pytest.mark.parametrize("kind", ["bytes", "trained", "llama", "qwen", "gpt2"])
-def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, tokenizer_json, kind):
-    if kind == "gpt2" and "TIKTOKEN_CACHE_DIR" not in os.environ:
+def as_ours() -> JsonTokenizer:
+    return JsonTokenizer(train(iter(TEXTS), 300).to_str())
+
+
+def gpt2s() -> TiktokenTokenizer:
+    if "TIKTOKEN_CACHE_DIR" not in os.environ:
         pytest.skip("needs tiktoken's files of GPT-2")
-    if kind == "trained":
-        save(train(iter(TEXTS), 300), tmp_path)
-    tokenizer = {
-        "bytes": lambda: load_tokenizer(str(tokenizer_json)),
-        "trained": lambda: load_tokenizer(str(tmp_path)),
-        "llama": as_llamas,
-        "qwen": as_qwens,
-        "gpt2": lambda: TiktokenTokenizer("gpt2"),
-    }[kind]()
+    return TiktokenTokenizer("gpt2")
+
+
+@node
+@pytest.mark.parametrize("kind", [as_ours, as_llamas, as_qwens, gpt2s])
+def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, kind):
+    tokenizer = kind()
     written(tmp_path, random_model(replace(GPT2, vocab_size=tokenizer.vocab_size)), tokenizer=tokenizer)
     *answers, half = ask(tmp_path, *(("inside/tokens", {"text": text}) for text in [*TEXTS, "a\ud83d"]))
     for text, found in zip(TEXTS, answers, strict=True):
