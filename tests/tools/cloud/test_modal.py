@@ -56,10 +56,6 @@ def test_modal_run_without_the_flag_asks_nothing_of_modal(at_modal, tiny, tmp_pa
     status, printed, server = at_modal("run", "app.py", *tiny(out))
     assert status == 0 and saved_iterations(out) == [5, 10]
     assert {name for name, _ in server.requests} <= HARMLESS
-    words = [f"--out_dir={out}", "--start=the ", "--num_samples=1", "--max_new_tokens=4"]
-    status, printed, server = at_modal("run", "app.py", "--run-on-remote=false", "sample.py", *words)
-    assert status == 0 and "the " in printed
-    assert {name for name, _ in server.requests} <= HARMLESS
 
 
 def test_quickstart_at_modal(at_modal, project, tmp_path):

@@ -115,15 +115,13 @@ def test_attention_is_the_models_to_a_65535th(post, server):
     np.testing.assert_allclose(weights.sum(-1), 1, atol=T / 65535)
 
 
-def test_the_lens_ends_in_the_models_own_prediction(post, server):
+def test_the_lens_has_the_likeliest_tokens_and_norms_of_each_layer(post, server):
     answer = post("lens", text="the quick", k=3)
     ids = [SYMBOLS.index(c) for c in "the quick"]
     seen = lens(server[1].model, np.array(ids, np.int32), 3)
     assert np.shape(answer["likeliest"]) == (3, 9, 3)
     np.testing.assert_allclose(answer["probabilities"], seen.probabilities, rtol=1e-4)
     np.testing.assert_allclose(answer["mlp_norms"], seen.mlp_norms, rtol=1e-4)
-    own = probabilities(server[1].model, ids)
-    np.testing.assert_allclose(answer["probabilities"][-1], -np.sort(-own, axis=-1)[:, :3], rtol=1e-3)
 
 
 def test_a_heads_outputs_are_what_its_layer_adds_and_its_scores_lead_to_its_weights(post, server):
@@ -261,12 +259,13 @@ def test_the_pages_files_are_found_and_nothing_beside_them(server):
 
 
 def test_the_page_runs_no_inline_code_and_names_no_other_host():
+    """Nor does it make markup of a text."""
     html = (PAGE / "index.html").read_text()
     assert "default-src 'self';" in html
     assert not re.search(r"<script(?![^>]*src=)|\sstyle=|\son\w+=", html)
     for path in PAGE.iterdir():
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name, which nobody asks for
-        assert "innerHTML" not in text and "://" not in text, path
+        assert not re.search(r"://|innerHTML|outerHTML|insertAdjacentHTML|srcdoc|document\.write", text), path
 
 
 @pytest.fixture

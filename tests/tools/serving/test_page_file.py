@@ -1,4 +1,4 @@
-"""The page as a file, where it differs from the server's: what it lacks, and that it asks nobody."""
+"""The page as a file, where it differs from the server's: what it lacks, and how it is written."""
 
 from pathlib import Path
 
@@ -14,20 +14,10 @@ def at(model_file):
     return model_file
 
 
-def test_it_works_offline_asks_nobody_and_evaluates_nothing(open_page):
-    page = open_page(offline=True, expected=["Content Security Policy"], empty=False)
+def test_it_works_offline_and_has_no_part_of_what_it_lacks(open_page):
+    page = open_page(offline=True, empty=False)
     tabs = page.locator("[role=tab]:visible").all_text_contents()
-    assert tabs == ["Write", "Attention", "Logit lens", "Loss"]  # what it lacks has no tab
-    refused = "() => fetch('https://example.org').catch((error) => error.name)"
-    assert page.evaluate(refused) == "TypeError"
-    page.evaluate(
-        """() => {
-        setTimeout("document.title = 'evaluated'");
-        const script = document.createElement("script");
-        script.text = "document.title = 'run'";
-        document.body.append(script);
-        }"""
-    )
+    assert tabs == ["Write", "Attention", "Logit lens", "Loss"]
     page.keyboard.press("Control+Enter")
     written(page, 100)
     page.click("#tab-loss")
