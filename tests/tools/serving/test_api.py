@@ -149,16 +149,16 @@ def test_logprobs_of_a_completion(complete, ids):
     np.testing.assert_allclose(plain.logprobs.token_logprobs, told.token_logprobs[n:], atol=1e-5)
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, "dog " * 8])  # the second is as long as the context
-def test_a_prompt_alone_is_scored_as_by_sample_py(complete, byte_run, capsys, prompt):
-    """As lm-evaluation-harness asks: nothing new, and echo."""
+def test_a_prompt_alone_is_scored_as_by_sample_py(complete, byte_run, capsys):
+    """As lm-evaluation-harness asks: nothing new, and echo. The prompt is as long as the context."""
+    prompt = "dog " * 8
     choice = complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0]
     told = choice.logprobs.token_logprobs
     assert choice.text == prompt
     on = complete(prompt=prompt, max_tokens=40, temperature=0).usage  # past the context
     assert (on.prompt_tokens, on.completion_tokens) == (len(told), 40)
-    options = [f"--out_dir={byte_run}", "--device=cpu", "--num_samples=1", "--max_new_tokens=1"]
-    sample.main([*options, f"--start={prompt}", "--prompt_logprobs=true"])
+    options = dict(out_dir=byte_run, device="cpu", num_samples=1, max_new_tokens=1, prompt_logprobs=True)
+    sample.main(flags(options, start=prompt))
     _, *rows = capsys.readouterr().out.partition(f"\n{sample.SEPARATOR}\n")[0].splitlines()
     written = [float(row.split()[0]) for row in rows]
     np.testing.assert_allclose(written, [p for p in told if p is not None], atol=1e-4)

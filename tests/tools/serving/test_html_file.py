@@ -28,6 +28,7 @@ from generation.sampling import GREEDY
 from model import GPT, GPTConfig, leaf_name
 from runs.load import load_run
 from tests.helpers import ROOT, slowly
+from tests.models import forward
 from tests.tools.serving.conftest import save_random
 from tools.inside.views import heads, lens
 from tools.serving.html_file import SPLITS, conversations, html, in_javascript
@@ -92,7 +93,7 @@ def test_logits_heads_and_lens_are_those_of_jax(tmp_path, shape, kept):
     cell = body | {"layer": 1, "head": 2, "reader": 20, "read": 17}
     views = ("inside/attention", body), ("inside/cell", cell), ("inside/lens", body | {"k": 33})
     logits, attention, vectors, seen = ask(tmp_path, ("logits", body), *views)
-    expected = np.asarray(model(jnp.asarray(ids)[None])[0])
+    expected = np.asarray(forward(model, ids[None])[0])
     assert np.ptp(expected) > 5
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=1e-4)
 
@@ -138,7 +139,7 @@ def test_a_model_in_mup_computes_the_same_without_its_multipliers(tmp_path):
     [logits] = ask(tmp_path, ("logits", {"text": ids.tolist()}))
     plain = without_multipliers(load_run(str(run))[0])  # see test_export.py
     model = written(tmp_path, plain)  # as it is in bfloat16
-    expected = np.asarray(model(jnp.asarray(ids)[None])[0])
+    expected = np.asarray(forward(model, ids[None])[0])
     np.testing.assert_allclose(np.reshape(logits, expected.shape), expected, atol=1e-4)
 
 
