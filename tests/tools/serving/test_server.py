@@ -354,8 +354,7 @@ def test_it_listens_while_it_compiles_and_requests_wait(char_run, monkeypatch):
         wait_until(lambda: len(served.worker.pending) == 1)
         gate.set()
         assert asked.result().status_code == 200
-        wait_until(lambda: httpx.get(f"{url}/health").json()["status"] == "ok")
-        assert httpx.get(f"{url}/health").status_code == 200
+        wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
 
 
 def test_what_cannot_be_compiled_is_one_line(char_run, monkeypatch):
@@ -434,7 +433,7 @@ def end(process: subprocess.Popen, number: int) -> int:
 
 
 def test_sigterm_finishes_what_runs_and_exits_with_0(char_run):
-    process, url = start(char_run, "--slots=2", "--max_tokens=100000", until="compiled ")
+    process, url = start(char_run, "--slots=1", "--max_tokens=2000", until="compiled ")
     create = served_run.client(url).completions.create
     stream = create(model="chars", prompt="a", max_tokens=2000, stream=True)
     received = [next(stream).choices[0]]
