@@ -127,3 +127,9 @@ def open_page(browser, kept_open, at):
     for opened in (*pages, *contexts):
         opened.close()
     assert logged == []
+
+
+@pytest.fixture
+def page(open_page):
+    """The page, without a text."""
+    return open_page()

@@ -29,8 +29,7 @@ from tests.tools.serving.served_run import ITERATIONS, TEXT, serving, starting
 
 
 @both
-def test_a_text_is_written_looked_at_and_gone_on_from_elsewhere(open_page):
-    page = open_page()
+def test_a_text_is_written_looked_at_and_gone_on_from_elsewhere(page):
     write(page, "the <b>qu")
     first = text_of(page)
     assert first.startswith("the <b>qu") and len(first) == len("the <b>qu") + 20
@@ -70,8 +69,7 @@ def test_the_text_is_edited_anywhere_and_undo_keeps_what_was_typed(open_page):
     assert area.is_visible()  # what was typed is not lost
 
 
-def test_all_of_writing_by_keyboard(open_page):
-    page = open_page()
+def test_all_of_writing_by_keyboard(page):
     page.locator("#area").focus()
     page.keyboard.type("the ")
     page.keyboard.press("Control+Enter")
@@ -116,8 +114,7 @@ def test_the_first_keys_begin_a_text_of_ones_own(open_page):
     press(page, "Undo", TEXT[-300:][:32])
 
 
-def test_the_panel_follows_what_is_typed_which_is_one_change(open_page):
-    page = open_page()
+def test_the_panel_follows_what_is_typed_which_is_one_change(page):
     show(page, "the lazy dog")
     button(page, "Edit").click()
     for typed in ("the q", "the quick"):
@@ -135,8 +132,7 @@ def test_the_panel_follows_what_is_typed_which_is_one_change(open_page):
     press(page, "Undo", "the lazy dog")
 
 
-def test_a_value_out_of_range_is_marked_and_not_sent(open_page):
-    page = open_page()
+def test_a_value_out_of_range_is_marked_and_not_sent(page):
     page.locator("#area").fill("the ")
     sent = []
     page.on("request", lambda request: sent.append(request.url) if "completions" in request.url else None)
@@ -182,8 +178,7 @@ def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_pag
 # --- one token in five views --------------------------------------------------------------------------------
 
 
-def test_a_chosen_token_is_the_same_in_all_views_and_in_the_url(open_page):
-    page = open_page()
+def test_a_chosen_token_is_the_same_in_all_views_and_in_the_url(page, open_page):
     show(page, "the quick brown fox")
     page.locator(".token").nth(4).click()
     page.wait_for_selector(".path button")
@@ -397,8 +392,7 @@ def test_a_chart_tells_all_curves_zooms_smooths_and_has_a_logarithmic_axis(open_
 
 
 @both_at_last
-def test_a_reload_keeps_the_text_and_all_that_can_be_undone(open_page):
-    page = open_page()
+def test_a_reload_keeps_the_text_and_all_that_can_be_undone(page):
     write(page, "the quick")
     first = text_of(page)
     button(page, "Regenerate").click()
@@ -414,8 +408,7 @@ def test_a_reload_keeps_the_text_and_all_that_can_be_undone(open_page):
     press(page, "Redo", second)
 
 
-def test_a_reload_in_mid_stream_keeps_what_was_written(open_page):
-    page = open_page()
+def test_a_reload_in_mid_stream_keeps_what_was_written(page):
     page.get_by_label("Tokens", exact=True).fill("256")
     page.locator("#area").fill("the quick")
     button(page, "Write").click()
@@ -427,8 +420,7 @@ def test_a_reload_in_mid_stream_keeps_what_was_written(open_page):
 
 
 @both_at_last
-def test_what_is_typed_is_there_after_a_reload(open_page):
-    page = open_page()
+def test_what_is_typed_is_there_after_a_reload(page):
     area = page.locator("#area")
     area.fill("the lazy")
     page.reload()
@@ -442,8 +434,7 @@ def test_what_is_typed_is_there_after_a_reload(open_page):
     press(page, "Undo", "the lazy")
 
 
-def test_what_is_typed_before_the_model_is_there_is_another_text(open_page):
-    page = open_page()
+def test_what_is_typed_before_the_model_is_there_is_another_text(page):
     show(page, "the quick")
     page.route("**/inside/model", lambda route: (page.locator("#area").fill("the end"), route.continue_()))
     page.reload()
@@ -474,8 +465,7 @@ def test_texts_are_kept_with_names_and_two_tabs_keep_their_own(open_page):
         expect(names).to_have_count(left)
 
 
-def test_escape_or_another_text_ends_the_writing(open_page):
-    page = open_page()
+def test_escape_or_another_text_ends_the_writing(page):
     show(page, "the quick")
     button(page, "New").click()
     page.route("**/v1/completions", lambda route: None)  # it never answers
@@ -536,8 +526,7 @@ def test_of_a_long_text_a_view_shows_the_part_around_the_chosen_token(open_page)
         expect(page.locator(f"#lens-table button[data-place='{place}']")).to_be_focused()
 
 
-def test_a_full_storage_costs_no_other_text(open_page):
-    page = open_page()
+def test_a_full_storage_costs_no_other_text(page):
     show(page, "the quick")
     button(page, "New").click()
     page.evaluate("localStorage.setItem('filler', 'x'.repeat(5 * 2 ** 20 - 5000))")

@@ -29,8 +29,7 @@ def test_it_works_offline_and_has_no_part_of_what_it_lacks(open_page):
     page.wait_for_selector("#chat-lacks:has-text('no chat template')")
 
 
-def test_writing_stops_in_the_middle(open_page):
-    page = open_page()
+def test_writing_stops_in_the_middle(page):
     show(page, "the ")
     page.get_by_label("Tokens", exact=True).fill("1024")
     page.evaluate(
