@@ -10,10 +10,12 @@ from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
 import httpx
+import jax
 import numpy as np
 import pytest
 
 from data.tokenizer import CharTokenizer
+from generation.sampling import Settings, drawn_from
 from runs.load import load_run
 from tests.helpers import wait_until
 from tests.models import forward, nll
@@ -37,24 +39,6 @@ def post(server):
     return post
 
 
-def probabilities(model, tokens) -> np.ndarray:
-    """The model's own, of what follows each token; float64 (T, V)."""
-    logits = np.asarray(forward(model, np.array([tokens], np.int32))[0], np.float64)
-    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-    return exponentials / exponentials.sum(-1, keepdims=True)
-
-
-def settled(p: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """The probabilities that are drawn from, by the definitions of the three settings."""
-    p = p ** (1 / temperature)
-    p = np.where(p >= np.sort(p)[-top_k], p, 0)
-    p /= p.sum()
-    order = np.argsort(-p)
-    before = np.cumsum(p[order]) - p[order]  # the nucleus: what comes before a token is less than top_p
-    p = np.where(np.isin(np.arange(len(p)), order[before < top_p]), p, 0)
-    return p / p.sum()
-
-
 # --- what is told -------------------------------------------------------------------------------------------
 
 
@@ -73,11 +57,13 @@ def test_the_model_is_described_parameter_by_parameter(server):
 def test_places_have_the_models_probabilities_and_those_that_are_drawn_from(post, server):
     text, settings = "the quick brown", {"temperature": 0.7, "top_k": 7, "top_p": 0.8}
     answer = post("places", text=text, **settings)
-    ids = [SYMBOLS.index(c) for c in text]
-    expected = probabilities(server[1].model, ids)
+    ids = np.array([SYMBOLS.index(c) for c in text], np.int32)
+    logits = forward(server[1].model, ids[None])[0]
+    drawn = drawn_from(logits, Settings(**settings))  # generation/test_sampling.py holds it to transformers
+    expected = zip(*(np.asarray(jax.nn.softmax(x)) for x in (logits, drawn)), strict=True)
     assert answer["places"][0] is None and len(answer["places"]) == len(text) + 1
-    for i, place in enumerate(answer["places"][1:], 1):
-        before, after = expected[i - 1], settled(expected[i - 1], **settings)
+    for i, (before, after) in enumerate(expected, 1):
+        place = answer["places"][i]
         assert len(place["likeliest"]) == 10
         assert place["likeliest_before"] == pytest.approx(np.sort(before)[::-1][:10], rel=1e-3)
         assert place["likeliest_before"] == pytest.approx(before[place["likeliest"]], rel=1e-3)
