@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,10 +24,10 @@ from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
 from generation.decode import generate
 from generation.sampling import GREEDY
-from model import GPT, GPTConfig, leaf_name
+from model import GPT, GPTConfig
 from runs.load import load_run
 from tests.helpers import ROOT, slowly
-from tests.models import forward
+from tests.models import forward, large
 from tests.tools.serving.conftest import save_random
 from tools.inside.views import heads, lens
 from tools.serving.html_file import SPLITS, conversations, html, in_javascript
@@ -48,18 +47,6 @@ SHAPES = {
     "window": replace(LLAMA, window=5, qk_norm=True, mlp="relu2", document_start=3, head_dim=6, n_kv_head=1),
 }
 TOKENIZER = CharTokenizer("".join(map(chr, range(65, 65 + 33))))
-
-
-def random_model(config: GPTConfig) -> GPT:
-    """A model whose weights, biases too, are so large that predictions differ."""
-    rng = np.random.default_rng(0)
-    shapes = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
-
-    def draw(path, x):
-        ones = "norm" in leaf_name(path) or "ln_" in leaf_name(path)
-        return jnp.asarray(rng.normal(float(ones), 0.25, x.shape), jnp.float32)
-
-    return jax.tree.map_with_path(draw, shapes)
 
 
 def written(folder: Path, model: GPT, kept: str = "bfloat16", tokenizer=TOKENIZER) -> GPT:
@@ -86,7 +73,7 @@ def ask(folder: Path, *questions: tuple[str, dict]) -> list:
     [("gpt2", "bfloat16"), ("window", "bfloat16"), ("llama", "int8"), *slowly(("documents", "bfloat16"))],
 )
 def test_logits_heads_and_lens_are_those_of_jax(tmp_path, shape, kept):
-    model = written(tmp_path, random_model(SHAPES[shape]), kept)
+    model = written(tmp_path, large(SHAPES[shape], None), kept)
     ids, (H, K) = np.random.default_rng(0).integers(0, 33, 24), (4, model.config.kv_heads)
     ids[[0, 9, 15]] = 3
     body = {"text": ids.tolist()}
@@ -121,7 +108,7 @@ def test_logits_heads_and_lens_are_those_of_jax(tmp_path, shape, kept):
 
 @node
 def test_greedy_texts_are_those_of_jax(tmp_path):
-    model = written(tmp_path, random_model(SHAPES["window"]))
+    model = written(tmp_path, large(SHAPES["window"], None))
     prompts = np.random.default_rng(0).integers(0, 33, (100, 5))
     drawn = generate(model, prompts, key=jax.random.key(0), max_new_tokens=40, settings=GREEDY)
     settings = {"temperature": 0, "top_k": None, "top_p": 1, "seed": 1, "max_tokens": 40}
@@ -148,7 +135,7 @@ def test_a_model_in_mup_computes_the_same_without_its_multipliers(tmp_path):
 
 @node
 def test_what_could_stand_at_each_place_is_the_servers_answer(tmp_path):
-    model = written(tmp_path, random_model(LLAMA))
+    model = written(tmp_path, large(LLAMA, None))
     ids = np.random.default_rng(0).integers(0, 33, 60)  # two and a half contexts
     drawings = [
         {"temperature": temperature, "top_k": k, "top_p": p}
@@ -170,7 +157,7 @@ def test_what_could_stand_at_each_place_is_the_servers_answer(tmp_path):
 
 @node
 def test_tokens_are_drawn_as_likely_as_they_are_and_the_same_by_the_same_seed(tmp_path):
-    written(tmp_path, random_model(GPT2))
+    written(tmp_path, large(GPT2, None))
     body = {"prompt": [5, 2], "temperature": 0.9, "top_k": 6, "top_p": 0.95, "max_tokens": 1}
     n = 4000
     *drawn, seen = ask(
@@ -248,7 +235,7 @@ def gpt2s() -> TiktokenTokenizer:
 @pytest.mark.parametrize("kind", [as_ours, as_llamas, as_qwens, gpt2s])
 def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, kind):
     tokenizer = kind()
-    written(tmp_path, random_model(replace(GPT2, vocab_size=tokenizer.vocab_size)), tokenizer=tokenizer)
+    written(tmp_path, large(replace(GPT2, vocab_size=tokenizer.vocab_size), None), tokenizer=tokenizer)
     *answers, half = ask(tmp_path, *(("inside/tokens", {"text": text}) for text in [*TEXTS, "a\ud83d"]))
     for text, found in zip(TEXTS, answers, strict=True):
         ids = [token["id"] for token in found["tokens"]]
@@ -260,7 +247,7 @@ def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, ki
 
 @node
 def test_a_character_that_the_model_lacks_is_named(tmp_path):
-    written(tmp_path, random_model(GPT2))
+    written(tmp_path, large(GPT2, None))
     good, bad, high = ask(tmp_path, *(("inside/tokens", {"text": text}) for text in ("ABC", "AΩ", [33])))
     assert [token["id"] for token in good["tokens"]] == [0, 1, 2]
     assert bad["error"] == 'The vocabulary of 33 lacks "Ω".' and "no tokens" in high["error"]
@@ -273,7 +260,7 @@ def test_a_conversation_has_the_servers_prompt(tmp_path, begins):
     template = (ROOT / "data/chat.jinja").read_text()
     own = template if begins else template.replace("{{- bos_token or '' -}}", "")
     renderer = Renderer(Renderer(load_tokenizer(str(tmp_path)), own).learned())
-    model = random_model(replace(GPT2, vocab_size=renderer.tokenizer.vocab_size, block_size=200))
+    model = large(replace(GPT2, vocab_size=renderer.tokenizer.vocab_size, block_size=200), None)
     written(tmp_path, model, tokenizer=renderer.tokenizer)
     said = [
         {"role": role, "content": f" {role}, <|im_end|> "} for role in "system user assistant user".split()
@@ -324,7 +311,7 @@ def test_a_tokenizer_of_another_kind_is_refused():
 
 
 def test_int8_is_within_half_a_step_and_vectors_are_as_they_were(tmp_path):
-    model = random_model(GPT2)
+    model = large(GPT2, None)
     for kept, bound in (("bfloat16", 2**-8), ("int8", 1 / 254)):
         there = written(tmp_path, model, kept)
         most = jnp.abs(model.wte).max(-1, keepdims=True) if kept == "int8" else jnp.abs(model.wte)
@@ -336,7 +323,7 @@ def test_int8_is_within_half_a_step_and_vectors_are_as_they_were(tmp_path):
 @node
 @pytest.mark.parametrize("damage", ["cut", "changed", "config"])
 def test_a_damaged_file_says_so_in_a_line(tmp_path, damage):
-    written(tmp_path, random_model(GPT2))
+    written(tmp_path, large(GPT2, None))
     page = (tmp_path / "model.html").read_text()
     at = page.index('id="weights">') + 500
     changed = {
@@ -350,7 +337,7 @@ def test_a_damaged_file_says_so_in_a_line(tmp_path, damage):
 
 
 def test_no_text_of_the_model_is_markup(tmp_path):
-    written(tmp_path, random_model(GPT2))
+    written(tmp_path, large(GPT2, None))
     page = (tmp_path / "model.html").read_text()
     assert "</script><b>small" not in page and page.count("<script") == page.count("</script>") == 4
     assert "connect-src" not in page and "default-src 'none'" in page and "unsafe" not in page
