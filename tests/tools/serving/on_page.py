@@ -5,21 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import slowly
+
 expect = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
 ).expect
-expect.set_options(
-    timeout=60_000
-)  # milliseconds, as long as the page's own; a busy machine may need more than 5 s
+expect.set_options(timeout=60_000)  # ms, as the page's own: a busy machine may need more than 5 s
 # The page is answered by a server, or by the file that it is in. Where little differs, the second can wait.
 both = pytest.mark.parametrize("at", ["server", "file"], indirect=True)
-both_at_last = pytest.mark.parametrize(
-    "at", ["server", pytest.param("file", marks=pytest.mark.slow)], indirect=True
-)
+both_at_last = pytest.mark.parametrize("at", ["server", *slowly("file")], indirect=True)
 PHONE = {"width": 360, "height": 740}
 AXE = Path(os.environ.get("NODE_PATH", "node_modules"), "axe-core/axe.min.js")  # of npm
 with_axe = pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install axe-core")
-VIEWS = ["write", "attention", "lens", "loss", "run"]
 READY = {  # what is there once a view is
     "write": ".path button",
     "attention": ".grid canvas",
@@ -27,6 +24,7 @@ READY = {  # what is there once a view is
     "loss": "#loss circle",
     "run": "#run-figures dd",
 }
+VIEWS = list(READY)
 
 
 def found_by_axe(page):
