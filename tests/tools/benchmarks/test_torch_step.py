@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from config.options import Options
-from tests.helpers import moved
+from tests.helpers import moved, random_batch
 from tools.benchmarks.torch_step import TorchStep
 from training.state import create_state, model_config
 from training.step import compile_step
@@ -68,8 +68,7 @@ def test_twin_does_what_the_jax_step_does(shape):
     with torch.no_grad():
         for name, p in twin.model.named_parameters():
             p.copy_(torch.from_numpy(as_in_torch(state.model, name).copy()))
-    shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
-    x, y = np.random.default_rng(0).integers(33, size=shape, dtype=np.int32)
+    x, y = random_batch(options, 33)
 
     state, metrics = step(state, x, y)
     loss = twin(torch.from_numpy(x).long(), torch.from_numpy(y).long())

@@ -41,12 +41,11 @@ exec chroot "$root" /usr/bin/env -C /root "$@" """
 class Disturbance(NamedTuple):
     """An event that befalls a container as soon as `when(its Volume)` is true.
 
-    preempt: SIGINT, and a new container; crash: all of it is gone at once, and a new container; timeout: the
-    same, but a failed attempt; kill: the kernel kills the script; cancel: its input is cancelled; ctrl-c:
-    SIGINT to the user's own command.
+    preempt: SIGINT, and a new container; crash: all of it is gone at once, and a new container; kill: the
+    kernel kills the script; cancel: its input is cancelled; ctrl-c: SIGINT to the user's own command.
     """
 
-    what: Literal["preempt", "crash", "timeout", "kill", "cancel", "ctrl-c"]
+    what: Literal["preempt", "crash", "kill", "cancel", "ctrl-c"]
     when: Callable[[Path], bool]
 
 
@@ -131,7 +130,6 @@ class Container(Service):
         self.app_id, self.task_id = call.app_id, call.server.new_id("ta")
         self.folder = self.server.state / "containers" / self.task_id
         self.input_given, self.output, self.process = False, None, None
-        self.orphans: list[int] = []  # processes that outlived the entrypoint
 
     async def run(self) -> None:
         """Start the container, and disturb it if it is its turn. Returns when it is gone."""
@@ -166,7 +164,6 @@ class Container(Service):
         """Wait for Modal's entrypoint to end, and end with it whatever else runs in the container."""
         while self.process.returncode is None:  # wait() would wait for all that hold its pipe
             await asyncio.sleep(0.05)
-        self.orphans = members(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -174,10 +171,6 @@ class Container(Service):
         while not disturbance.when(self.server.volume):
             await asyncio.sleep(0.02)
         match disturbance.what:
-            case "timeout":
-                result = RESULT(status=RESULT.GENERIC_STATUS_TIMEOUT, exception="timeout")
-                self.output = self.call.outcome(result)
-                self.kill()
             case "crash":
                 self.kill()
             case "kill":
@@ -270,13 +263,3 @@ class Container(Service):
         if name in ("VolumeGetOrCreate", "DictGetOrCreate", "DictUpdate", "DictGet", "FunctionGetOutputs"):
             return getattr(self.server, name)
         raise AttributeError(name)
-
-
-def members(group: int) -> list[int]:
-    """The processes of a group that run."""
-    found = []
-    for process in psutil.process_iter(["status"]):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import slowly
+
 expect = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
 ).expect
-expect.set_options(
-    timeout=60_000
-)  # milliseconds, as long as the page's own; a busy machine may need more than 5 s
+expect.set_options(timeout=60_000)  # ms, as the page's own: a busy machine may need more than 5 s
 # The page is answered by a server, or by the file that it is in. Where little differs, the second can wait.
 both = pytest.mark.parametrize("at", ["server", "file"], indirect=True)
-both_at_last = pytest.mark.parametrize(
-    "at", ["server", pytest.param("file", marks=pytest.mark.slow)], indirect=True
-)
+both_at_last = pytest.mark.parametrize("at", ["server", *slowly("file")], indirect=True)
+PHONE = {"width": 360, "height": 740}
 AXE = Path(os.environ.get("NODE_PATH", "node_modules"), "axe-core/axe.min.js")  # of npm
-VIEWS = ["write", "attention", "lens", "loss", "run"]
+with_axe = pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install axe-core")
 READY = {  # what is there once a view is
     "write": ".path button",
     "attention": ".grid canvas",
@@ -25,12 +24,11 @@ READY = {  # what is there once a view is
     "loss": "#loss circle",
     "run": "#run-figures dd",
 }
+VIEWS = list(READY)
 
 
 def found_by_axe(page):
-    """Return what breaks axe-core's rules, if that is installed."""
-    if not AXE.is_file():
-        pytest.skip("axe-core is not installed: npm install axe-core")
+    """Return what breaks axe-core's rules."""
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run().then(({ violations }) => violations)")
     return [(x["id"], [node["html"] for node in x["nodes"]]) for x in found]
@@ -38,6 +36,25 @@ def found_by_axe(page):
 
 def button(page, name):
     return page.get_by_role("button", name=name, exact=True)
+
+
+def press(page, name, text):
+    """Press a button, which leaves the page with a text."""
+    button(page, name).click()
+    expect(page.locator("div.text")).to_have_text(text + "▸")
+
+
+def kept(page):
+    """Open the history, and return its texts."""
+    button(page, "History").click()
+    return page.locator(".kept button.plain")
+
+
+def take(choice):
+    """Go on with another token, and return its text."""
+    text = choice.locator("code").inner_text().replace("␣", " ").replace("⏎", "\n")
+    choice.click()
+    return text
 
 
 def write(page, text, tokens=20, seed=1):

@@ -1,56 +1,38 @@
-"""A tiny trained run, servers in this process and in one of their own, and clients."""
+"""Servers in this process, and clients."""
 
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import absl.logging
 import httpx
 import jax
 import openai
 
-import train
-from data.tokenizer import CharTokenizer
-from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from serve import ServeOptions, listen
-from tests.helpers import DEADLINE, start_python, wait_until
+from tests.helpers import wait_until
 from tools.serving.app import make_app, serve
 from tools.serving.served import Served, load_served
-from tools.serving.server import Server as HttpServer
+from tools.serving.server import Server
 
 # uvicorn's logging closes absl's handler, which Orbax installs, and absl closes that handler's stream. Within
 # capsys it is pytest's own, if the process has no server yet. absl leaves `sys.__stderr__` open.
 absl.logging.get_absl_handler().python_handler.setStream(sys.__stderr__)
 
-# With what HTML is made of, so that a text may be markup.
+# A run of conftest.py learns this, with what HTML is made of, so that a text may be markup.
 TEXT = "the <b>quick</b> brown fox jumps over <img src=x onerror=alert(1)> the lazy dog.\n" * 30
 SYMBOLS = "".join(sorted(set(TEXT)))
-ITERATIONS = [5, 10, 15, 20]
+ITERATIONS = [5, 10, 15, 20]  # of its checkpoints
 BLOCK_SIZE = 32
 
 
-def train_run(folder: Path, **changes) -> Path:
-    """Train for 20 steps, with a checkpoint each 5; return the run's folder."""
-    data, out = folder / "markup", folder / "run"
-    tokenizer = CharTokenizer(SYMBOLS)
-    ids = tokenizer.encode(TEXT)
-    write_dataset(data, ids[:-300], ids[-300:], tokenizer, "a test")
-    options = dict(n_layer=2, n_head=2, n_embd=16, block_size=BLOCK_SIZE, batch_size=4, learning_rate=1e-2)
-    options |= dict(max_iters=20, eval_interval=5, eval_iters=1, keep_checkpoints=4, log_interval=1)
-    options |= dict(warmup_iters=2, lr_decay_iters=20, gradient_accumulation_steps=1)
-    options |= dict(out_dir=out, dataset=data, device="cpu", mesh="data:1", **changes)
-    train.main([f"--{name}={value}" for name, value in options.items()])
-    return out
-
-
 @contextmanager
-def answering(options: ServeOptions) -> Iterator[HttpServer]:
+def answering(options: ServeOptions) -> Iterator[Server]:
     """Answer in a thread, before there is a model."""
     with listen(options) as listener:
-        server = HttpServer(options, listener)
+        server = Server(options, listener)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
@@ -86,27 +68,6 @@ def starting(**options) -> Iterator[str]:
     with answering(options) as server:
         threading.Thread(target=serve, args=[options, server], daemon=True).start()
         yield server.address
-
-
-class Server:
-    """serve.py in a process of its own, which ends with the test."""
-
-    def __init__(self, out_dir: Path, *options: str, until: str = "compiled ", **environment: str):
-        """Return once a line begins with `until`."""
-        words = "serve.py", f"--out_dir={out_dir}", "--port=0", "--device=cpu", *options
-        self.process = start_python(*words, **environment)
-        assert self.process.stdout
-        printed = iter(self.process.stdout.readline, "")
-        self.url = next(line.split()[-1] for line in printed if line.startswith("starting "))
-        assert any(line.startswith(until) for line in printed)
-        self.client = client(self.url)
-
-    def end(self, number: int) -> int:
-        """Send a signal, and return the status of the process; nothing was raised in it."""
-        self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=DEADLINE)
-        assert "Traceback" not in errors
-        return self.process.returncode
 
 
 def client(url: str, key: str = "any") -> openai.OpenAI:

@@ -9,7 +9,6 @@ import pytest
 from data.conversations import Renderer, write_conversations
 from data.dataset import Dataset
 from data.sources import Files
-from data.tokenizer import end_tokens
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
 from generation.decode import generate
@@ -18,13 +17,12 @@ from runs.load import load_run
 from tests.helpers import ROOT, slowly
 from tests.models import forward, nll
 from tests.tools.serving.conftest import save_random
-from tests.tools.serving.on_page import button, chosen, expect, found_by_axe
+from tests.tools.serving.on_page import PHONE, button, chosen, expect, found_by_axe, with_axe
 from tests.tools.serving.served_run import ask, serving
 from tools.serving.html_file import html
 from tools.serving.run_folder import first_questions
 
 SAID = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
-PHONE = {"width": 360, "height": 740}
 NO_EXAMPLE = {"empty": False, "expected": ["404 (Not Found)"]}  # the run has no data set
 
 
@@ -79,19 +77,14 @@ def server(run):
 
 
 @pytest.mark.parametrize("said", [SAID, SAID[1:]])
-def test_a_chat_with_a_run_begins_as_in_training_and_ends_at_each_end(server, renderer, said):
+def test_a_chat_with_a_run_begins_as_in_training(server, renderer, said):
     whole = renderer([*said, {"role": "assistant", "content": "mat"}])
     begun = whole.ids[: np.argmax(whole.learned)].tolist()
     _, prompt = ask(f"{server[0]}/inside/chat", {"messages": said})
     assert [token["id"] for token in prompt["tokens"]] == begun == renderer.prompt(said).tolist()
-    ends = end_tokens(renderer.tokenizer.description)
-    assert whole.ids[whole.learned][-1] in ends and len(ends) == 2
-    for end in ends:
-        body = {"messages": said, "max_tokens": 9, "logit_bias": {end: 100}}
-        _, answer = ask(f"{server[0]}/v1/chat/completions", body)
-        assert answer["usage"]["prompt_tokens"] == len(begun)
-        assert answer["choices"][0]["finish_reason"] == "stop"
-        assert answer["choices"][0]["message"]["content"] == ""
+    _, answer = ask(f"{server[0]}/v1/chat/completions", {"messages": said, "max_tokens": 1})
+    assert answer["usage"]["prompt_tokens"] == len(begun)
+    assert whole.ids[whole.learned][-1] in server[1].ends
 
 
 def test_a_text_is_gone_on_with_by_the_checkpoint_that_is_asked(server, run, renderer):
@@ -108,13 +101,6 @@ def test_a_text_is_gone_on_with_by_the_checkpoint_that_is_asked(server, run, ren
         assert told["probabilities"] == pytest.approx(np.exp(-costs), rel=1e-3)
     body = {"text": prompt.tolist(), "checkpoint": "none", **drawing}
     assert ask(f"{server[0]}/inside/continuation", body)[0] == 404
-
-
-def test_the_page_knows_what_begins_and_ends_an_answer(server, renderer):
-    marks = ask(f"{server[0]}/inside/model")[1]["marks"]
-    prompt, names = renderer.prompt(SAID).tolist(), renderer.tokenizer.names
-    assert prompt[-len(marks["answer"]) :] == marks["answer"] and marks["answer"][0] == names["<|im_start|>"]
-    assert sorted(marks["special"]) == sorted(names.values()) and names["<|im_end|>"] in marks["ends"]
 
 
 def test_first_questions_are_those_of_the_validation_text(renderer, tmp_path):
@@ -241,22 +227,6 @@ def test_what_no_longer_fits_leaves_the_context_and_the_page_says_so(open_page, 
         expect(page.locator("#chat-told")).to_contain_text("The first 2 messages no longer fit")
 
 
-def test_a_conversation_in_a_file(open_page, renderer, run, tmp_path):
-    known = {"name": "chats", "version": "iter-0", "example": [], "questions": []}
-    page, model = html(load_run(str(run))[0], known, renderer.tokenizer, "bfloat16")
-    (tmp_path / "model.html").write_text(page)
-    page = open_page("chat?temperature=0&max_tokens=6", at=(tmp_path / "model.html").as_uri(), empty=False)
-    page.get_by_label("System prompt").fill(SAID[0]["content"])
-    say(page, SAID[1]["content"], turns=3)
-    prompt = renderer.prompt(SAID)
-    drawn = generate(model, prompt[None], key=jax.random.key(0), max_new_tokens=6, settings=GREEDY)
-    page.locator("#turns li").nth(2).get_by_role("button", name="Attention").click()
-    page.wait_for_selector("#most:has-text('this head attended to')")
-    page.wait_for_function("() => location.hash.includes('t=')")  # which follows the text after a while
-    ids = page.evaluate("() => new URLSearchParams(location.hash.split('?')[1]).get('t')").split(".")
-    assert [int(i, 36) for i in ids] == [*prompt.tolist(), *np.concatenate(list(drawn), axis=1)[0].tolist()]
-
-
 def test_an_answer_is_stopped_and_an_error_is_said(open_page):
     page = open_page("chat", empty=False, expected=["404 (Not Found)", "400 (Bad Request)"])
     page.route("**/v1/chat/completions", lambda route: None)  # it never answers
@@ -325,6 +295,7 @@ def test_what_was_not_learned_is_grey_and_not_in_the_averages(open_page):
     assert page.locator("#tokens .special").count() == 4  # the document's start, two turns' starts, one end
 
 
+@with_axe
 @pytest.mark.parametrize("scheme", ["light", *slowly("dark")])
 def test_axe_finds_nothing_in_chat_and_rollouts(open_page, scheme):
     page = open_page("chat?temperature=0&max_tokens=6", color_scheme=scheme, **NO_EXAMPLE)

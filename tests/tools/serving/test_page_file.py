@@ -1,4 +1,4 @@
-"""The page as a file, where it differs from the server's: what it lacks, and that it asks nobody."""
+"""The page as a file, where it differs from the server's: what it lacks, and how it is written."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 import export
 from common.errors import UserError
-from tests.tools.serving.on_page import button, show, text_of, written
+from tests.tools.serving.on_page import PHONE, button, show, text_of, written
 
 
 @pytest.fixture
@@ -14,20 +14,10 @@ def at(model_file):
     return model_file
 
 
-def test_it_works_offline_asks_nobody_and_evaluates_nothing(open_page):
-    page = open_page(offline=True, expected=["Content Security Policy"], empty=False)
+def test_it_works_offline_and_has_no_part_of_what_it_lacks(open_page):
+    page = open_page(offline=True, empty=False)
     tabs = page.locator("[role=tab]:visible").all_text_contents()
-    assert tabs == ["Write", "Attention", "Logit lens", "Loss"]  # what it lacks has no tab
-    refused = "() => fetch('https://example.org').catch((error) => error.name)"
-    assert page.evaluate(refused) == "TypeError"
-    page.evaluate(
-        """() => {
-        setTimeout("document.title = 'evaluated'");
-        const script = document.createElement("script");
-        script.text = "document.title = 'run'";
-        document.body.append(script);
-        }"""
-    )
+    assert tabs == ["Write", "Attention", "Logit lens", "Loss"]
     page.keyboard.press("Control+Enter")
     written(page, 100)
     page.click("#tab-loss")
@@ -39,8 +29,7 @@ def test_it_works_offline_asks_nobody_and_evaluates_nothing(open_page):
     page.wait_for_selector("#chat-lacks:has-text('no chat template')")
 
 
-def test_writing_stops_in_the_middle(open_page):
-    page = open_page()
+def test_writing_stops_in_the_middle(page):
     show(page, "the ")
     page.get_by_label("Tokens", exact=True).fill("1024")
     page.evaluate(
@@ -57,11 +46,9 @@ def test_writing_stops_in_the_middle(open_page):
 
 def test_a_damaged_file_says_so_on_a_phone(open_page, at, tmp_path):
     (tmp_path / "model.html").write_text(Path(at.removeprefix("file://")).read_text()[:-2000])
-    phone = {"viewport": {"width": 360, "height": 740}}
-    page = open_page(
-        at=(tmp_path / "model.html").as_uri(), empty=False, shows="This file is damaged", **phone
-    )
-    assert page.evaluate("() => document.documentElement.scrollWidth") == 360
+    address = (tmp_path / "model.html").as_uri()
+    page = open_page(at=address, empty=False, shows="This file is damaged", viewport=PHONE)
+    assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"]
 
 
 def test_the_other_formats_have_no_choice_of_weights(run, tmp_path):

@@ -5,9 +5,7 @@ import re
 import pytest
 
 from tests.helpers import slowly
-from tests.tools.serving.on_page import READY, VIEWS, found_by_axe, write
-
-PHONE = {"width": 360, "height": 740}
+from tests.tools.serving.on_page import PHONE, READY, VIEWS, found_by_axe, with_axe, write
 
 
 @pytest.mark.parametrize("scheme", ["dark", *slowly("light")])
@@ -96,6 +94,7 @@ def test_forced_colours_keep_a_tint_as_a_line_and_a_label_says_the_probability(o
         assert page.locator(element).get_attribute("dir") == "auto"
 
 
+@with_axe
 @pytest.mark.parametrize("scheme", ["light", *slowly("dark")])
 def test_axe_finds_nothing(open_page, scheme):
     page = open_page(color_scheme=scheme)

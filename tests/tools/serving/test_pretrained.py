@@ -1,15 +1,15 @@
 """A folder of the hub is served as transformers reads it: the first token, the end tokens, the template."""
 
-import openai
+import jax
 import pytest
-import tokenizers
 import torch
 from transformers import AutoTokenizer
 
-from data.writer import load_tokenizer
-from tests.pretrained import END, START, TURN, save_llama, save_tokenizer
-from tests.tools.serving.conftest import save_random
+from parallel.mesh import make_mesh
+from tests.pretrained import END, START, TURN, save_llama
 from tests.tools.serving.served_run import client, serving
+from tools.serving.served import load_served
+from tools.serving.server import ServeOptions
 
 TEXT = "the other"
 
@@ -55,8 +55,9 @@ def test_a_completion_begins_as_the_tokenizer_does(folder, theirs, complete, spe
 @pytest.mark.parametrize("token", [END, TURN])
 def test_each_end_token_ends_a_completion_and_a_chat(url, complete, token):
     bias = {str(token): 100}
-    done = complete(TEXT, max_tokens=8, logit_bias=bias).choices[0]
-    assert (done.text, done.finish_reason) == ("", "stop")
+    done = complete(TEXT, max_tokens=8, logit_bias=bias)
+    assert (done.choices[0].text, done.choices[0].finish_reason) == ("", "stop")
+    assert done.usage.completion_tokens == 1
     done = client(url).chat.completions.create(
         model="llama", messages=[{"role": "user", "content": TEXT}], max_tokens=8, logit_bias=bias
     )
@@ -76,21 +77,9 @@ def test_a_chat_is_the_templates_text_and_nothing_is_put_before_it(url, folder, 
 
 
 def test_a_template_that_cannot_be_used_turns_chats_off_alone(tmp_path, capsys):
-    save_llama(tmp_path / "llama")
-    (tmp_path / "llama" / "chat_template.jinja").write_text("{% if %}")
-    with serving(init_from=str(tmp_path / "llama"), compiled=False) as (url, _):
-        assert "note: the chat template cannot be compiled" in capsys.readouterr().err
-        with pytest.raises(openai.BadRequestError, match="chat template cannot be compiled"):
-            client(url).chat.completions.create(model="llama", messages=[{"role": "user", "content": "a"}])
-        assert client(url).completions.create(model="llama", prompt="the", max_tokens=1).choices
-
-
-def test_a_text_that_cannot_be_encoded_is_a_400(tmp_path):
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "[END]": 2}))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    save_tokenizer(tmp_path / "tokens", words, bos_token=None, pad_token=None, chat_template=None)
-    run = save_random(tmp_path / "run", load_tokenizer(str(tmp_path / "tokens")))
-    with serving(out_dir=str(run), compiled=False) as (url, _):
-        with pytest.raises(openai.BadRequestError, match="the text 'c' cannot be encoded"):
-            client(url).completions.create(model="run", prompt="c")
-        assert client(url).completions.create(model="run", prompt="a b", max_tokens=1).choices
+    save_llama(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with jax.set_mesh(make_mesh("data:1")):
+        served = load_served(ServeOptions(init_from=str(tmp_path), slots=1))
+    assert served.chat.startswith("the chat template cannot be compiled")
+    assert f"note: {served.chat}: chats are refused" in capsys.readouterr().err

@@ -1,19 +1,33 @@
-"""Training at Modal: by the real `modal` command, on a stand-in for Modal's servers (modal_server.py).
+"""Commands at Modal: by the real `modal` command, on a stand-in for Modal's servers (modal_server.py).
 
 The stand-in notes what is asked of Modal. What is to run in a container really runs in one.
 """
 
 import asyncio
+import json
+import re
+import signal
 import sys
+from pathlib import Path
 
+import httpx
 import pytest
 from modal._serialization import serialize
 
-from tests.helpers import assert_same_bits, run_python, saved_iterations, saved_state
-from tests.tools.cloud.launches import LONG, containers, errors, first_checkpoint, remote
-from tests.tools.cloud.modal_container import Disturbance
+from tests.helpers import (
+    DEADLINE,
+    assert_same_bits,
+    contents,
+    free_port,
+    newest_checkpoint,
+    saved_iterations,
+    saved_state,
+)
+from tests.tools.cloud.launches import LONG, namespaces
+from tests.tools.cloud.modal_container import HOST, Disturbance
 
-pytestmark = [pytest.mark.slow, containers]
+needs_mounts = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mount namespaces")
+pytestmark = [pytest.mark.slow, needs_mounts]
 
 # All that a run here may ask of Modal: to be noted as an App, which `modal run` itself does.
 HARMLESS = {"EnvironmentGetOrCreate", "ClientHello"} | {
@@ -21,19 +35,30 @@ HARMLESS = {"EnvironmentGetOrCreate", "ClientHello"} | {
 }
 
 
+def remote(tiny, **changes) -> list[str]:
+    """The words of a tiny run at Modal, whose out_dir is `run` and whose data are in the Volume."""
+    return ["run", "app.py", "--run-on-remote", *tiny("run", **{"dataset": "tiny"} | changes)]
+
+
+def errors(printed: str) -> list[str]:
+    """The lines of error among what a command printed: Modal's own begin with "Error"."""
+    assert "Traceback" not in printed
+    return [line for line in printed.splitlines() if line.lower().startswith("error: ")]
+
+
+def first_checkpoint(volume: Path) -> bool:
+    return newest_checkpoint(volume / "run") > 0
+
+
 def test_modal_run_without_the_flag_asks_nothing_of_modal(at_modal, tiny, tmp_path):
     out = tmp_path / "out"
     status, printed, server = at_modal("run", "app.py", *tiny(out))
     assert status == 0 and saved_iterations(out) == [5, 10]
     assert {name for name, _ in server.requests} <= HARMLESS
-    words = [f"--out_dir={out}", "--start=the ", "--num_samples=1", "--max_new_tokens=4"]
-    status, printed, server = at_modal("run", "app.py", "--run-on-remote=false", "sample.py", *words)
-    assert status == 0 and "the " in printed
-    assert {name for name, _ in server.requests} <= HARMLESS
 
 
 def test_quickstart_at_modal(at_modal, project, tmp_path):
-    """Trained there, copied by the command that it prints, and sampled from there."""
+    """Trained there; it prints the command that copies the run."""
     steps = ["--max_iters=4", "--eval_interval=2", "--eval_iters=1", "--batch_size=2", "--n_layer=1"]
     machine = ["--gpu=H100:2", "--timeout-hours", "1.5", "--retries=3", "--out_dir=first"]
     machine += ["--max-dollars=60", "--device=cpu"]
@@ -70,15 +95,9 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
 
     (line,) = [line for line in printed.splitlines() if "modal volume get" in line]
     assert line.endswith("modal volume get nanojaxgpt first")
-    sampling = ["--start=def ", "--num_samples=1", "--max_new_tokens=8", "--temperature=0", "--device=cpu"]
-    words = ["--run-on-remote", "true", "sample.py", "--out_dir=first", *sampling]
-    status, printed, _ = at_modal("run", "app.py", *words)
-    assert status == 0
-    here = run_python("sample.py", f"--out_dir={run}", *sampling, cwd=project)
-    assert here.stdout.startswith("def ") and here.stdout in printed
 
 
-@pytest.mark.parametrize("what, retries", [("preempt", 0), ("timeout", 1), ("crash", 0), ("kill", 1)])
+@pytest.mark.parametrize("what, retries", [("preempt", 0), ("crash", 0), ("kill", 1)])
 def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed, what, retries):
     disturbance = Disturbance(what, first_checkpoint)
     status, printed, server = at_modal(
@@ -162,12 +181,11 @@ def test_ctrl_c_stops_a_run_with_its_checkpoint_kept_unless_it_is_detached(
         assert status == 0 and "resuming at iter" in printed
 
 
-def test_a_cancelled_input_leaves_a_checkpoint_and_no_process(at_modal, tiny):
+def test_a_cancelled_input_leaves_a_checkpoint(at_modal, tiny):
     disturbance = Disturbance("cancel", first_checkpoint)
     status, printed, server = at_modal(*remote(tiny, **LONG), disturbances=[disturbance])
     assert status == 2 and len(server.containers) == 1
     assert errors(printed) == ["error: it was cancelled; the same command goes on with it"]
-    assert server.containers[0].orphans == []
     assert 0 < saved_iterations(at_modal.volume / "run")[-1] < LONG["max_iters"]
 
 
@@ -177,3 +195,54 @@ def test_without_a_word_the_quickstart_is_rented_and_a_refusal_of_modals_is_one_
     assert "costs at most $0.63" in printed and "train.py config/quickstart.py --init_from=auto" in printed
     (line,) = errors(printed)
     assert line.startswith("error: Modal: Secret 'nosuch' not found")
+
+
+def test_commands_find_a_run_in_the_volume_and_leave_their_results_there(at_modal, trained):
+    """And the run stays as it is."""
+    before = contents(trained / "checkpoints")
+
+    def there(*words):
+        status, printed, server = at_modal("run", "app.py", "--run-on-remote", *words)
+        assert status == 0 and len(server.containers) == 1, printed
+        (create,) = server.sent("FunctionCreate")
+        return create.function.resources
+
+    there("evaluate.py", "--out_dir=run", "--device=cpu", "--json=evaluate.json")
+    result = json.loads((at_modal.volume / "evaluate.json").read_text())
+    assert result["tokens"] == 299 and result["loss"] > 0
+    machine = there("export.py", "--out_dir=run", "--to=exports/run", "--gpu=none", "--cores=2")
+    assert not machine.gpu_config.count and (machine.milli_cpu, machine.memory_mb) == (2000, 16384)
+    assert (machine.milli_cpu_max, machine.memory_mb_max) == (4000, 32768)
+    assert (at_modal.volume / "exports" / "run" / "model.safetensors").stat().st_size > 1000
+    assert contents(trained / "checkpoints") == before
+
+
+def ask(port: int, key: str) -> int:
+    """The status with which a server answers a request; 0 before it listens."""
+    try:
+        url, headers = f"http://127.0.0.1:{port}/v1/completions", {"Authorization": f"Bearer {key}"}
+        body = {"prompt": "the ", "max_tokens": 5}
+        return httpx.post(url, json=body, headers=headers | {"Host": HOST}, timeout=DEADLINE).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def test_a_run_is_served_behind_a_url_with_a_key(at_modal, trained):
+    """The URL is Modal's, and nothing listens there. Its container is asked here, until a Ctrl-C ends it."""
+    port, answers = free_port(), {}
+
+    async def ask_and_stop(server, running):
+        while (answer := await asyncio.to_thread(ask, port, "another-key")) in (0, 503):  # it loads
+            assert not running.done()
+            await asyncio.sleep(0.2)
+        answers["another-key"] = answer
+        (serving,) = server.containers[0].scripts()
+        (key,) = [word.removeprefix("--api_key=") for word in serving.cmdline() if "api_key" in word]
+        answers[key] = await asyncio.to_thread(ask, port, key)
+        server.client.send_signal(signal.SIGINT)
+
+    words = ["serve.py", "--out_dir=run", "--device=cpu", f"--port={port}"]
+    status, printed, server = at_modal("run", "app.py", "--run-on-remote", *words, meanwhile=ask_and_stop)
+    assert status == 130 and len(server.containers) == 1 and "Traceback" not in printed
+    found = re.search(rf"serving at https://{HOST} and https://{HOST}/v1, --api_key=(\S+)", printed)
+    assert found and len(found[1]) >= 32 and answers == {"another-key": 401, found[1]: 200}
