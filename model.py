@@ -95,7 +95,7 @@ class GPTConfig:
     @property
     def residual_std(self) -> float:
         """The standard deviation of c_proj's initial weights, as in nanoGPT: x sums 2 L of their results."""
-        return 0.02 / math.sqrt(2 * self.n_layer)
+        return 0.0
 
     def build(self, key: PRNGKeyArray) -> "GPT":
         """Make the model. The config of variants.py overrides this."""
