@@ -21,7 +21,7 @@ position = "rope"
 norm = "rmsnorm"
 
 optimizer = "muon"
-learning_rate = 4e-3
+learning_rate = 8e-3
 max_iters = 1000
 lr_decay_iters = 1000
 min_lr = 4e-4
