@@ -14,7 +14,7 @@ gradient_accumulation_steps = 1
 batch_size = 8
 block_size = 128
 
-n_layer = 4
+n_layer = 3
 n_head = 4
 n_embd = 128
 position = "rope"
