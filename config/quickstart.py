@@ -28,3 +28,4 @@ min_lr = 4e-4
 beta2 = 0.99
 warmup_iters = 100
 qk_norm = True
+schedule = 'wsd'
