@@ -370,6 +370,7 @@ class GPT(eqx.Module):
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp the indices silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")
             x = x + self.wpe[positions]
+        x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
         return self.dropout(x, key)
 
     @property
