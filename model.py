@@ -319,8 +319,7 @@ class Block(eqx.Module):
 
     def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
         attn_key, mlp_key = split_key(key)
-        x = x + self.attn(self.ln_1(x), attend, attn_key)
-        return x + self.mlp(self.ln_2(x), mlp_key)
+        return x + self.attn(self.ln_1(x), attend, attn_key) + self.mlp(self.ln_2(x), mlp_key)
 
 
 class GPT(eqx.Module):
