@@ -15,7 +15,7 @@ batch_size = 8
 block_size = 128
 
 n_layer = 3
-n_head = 4
+n_head = 2
 n_embd = 128
 position = "rope"
 norm = "rmsnorm"
