@@ -67,7 +67,8 @@ def test_what_cannot_be_written_is_known_before_and_stays_as_it_is(tmp_path):
     assert contents(tmp_path) == {"file": b"in the way"}
 
 
-@pytest.mark.parametrize("name", ["file", f".file.{os.getpid()}.tmp"])  # it is written there, and renamed
+# It is written beside, and renamed. The ids are the same in every process that collects.
+@pytest.mark.parametrize("name", ["file", f".file.{os.getpid()}.tmp"], ids=["file", "beside"])
 @pytest.mark.parametrize("there", [True, False])
 def test_nothing_is_written_through_a_link(tmp_path, name, there):
     outside, folder = tmp_path / "outside", tmp_path / "folder"
