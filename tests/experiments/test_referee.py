@@ -194,6 +194,7 @@ def race(clone, tmp_path, monkeypatch, tiny_data):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # it starts train.py dozens of times
 def test_a_record_is_kept_checked_and_trained_again_and_raced_with_new_seeds(clone, race, capfd, tmp_path):
     git(clone, "checkout", "-b", "idea", "main")
     edit(clone / "model.py", "0.02 * jax.random.normal(wte_key", "0.021 * jax.random.normal(wte_key")
