@@ -115,7 +115,7 @@ class Entry:
 
     options: dict[str, Value]  # that are not train.py's defaults
     ms: Annotated[float, Field(ge=1e-6, le=1e12)] | None = None  # of a step
-    half: FiniteFloat | None = None  # of the interval of its ratio to the base's
+    ratio_half: NonNegative | None = None  # half the interval of ms over the base's
     timed: str | None = None  # when and where
     runs: list[Result]
 
@@ -161,7 +161,7 @@ class Record:
         self.sets[label] = replace(self.sets[label], **values)
         lines = []
         for name, entry in self.sets.items():
-            times = {"ms": entry.ms, "half": entry.half, "timed": entry.timed}
+            times = {"ms": entry.ms, "ratio_half": entry.ratio_half, "timed": entry.timed}
             head = {"options": entry.options} | {k: x for k, x in times.items() if x is not None}
             runs = ",\n".join(f"   {run.to_json()}" for run in entry.runs)
             lines.append(f'  {json.dumps(name)}: {{{json.dumps(head)[1:-1]}, "runs": [\n{runs}\n  ]}}')

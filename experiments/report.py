@@ -96,7 +96,7 @@ def sentence(record: Record, label: str) -> str:
     n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
     entry = record.sets[label]
     ratio = (entry.ms or np.nan) / (record.sets[base].ms or np.nan)
-    half = "" if entry.half is None else f" ± {entry.half:.2f}"
+    half = "" if entry.ratio_half is None else f" ± {entry.ratio_half:.2f}"
     ending = f"at equal {experiment.equal}; a step takes {ratio:.2f}{half} times as long."
     ending += experiment.sets[label].unlike(experiment.sets[base])
     if found.looked:

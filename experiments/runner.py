@@ -155,7 +155,7 @@ def time_steps(experiment: Experiment) -> None:
     about = machine()
     timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
     for label, (ms, half) in time_by_turns(experiment.sets).items():
-        record.set(label, ms=round(ms, 2), half=round(half, 3), timed=timed)
+        record.set(label, ms=round(ms, 2), ratio_half=round(half, 3), timed=timed)
 
 
 def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
@@ -167,7 +167,7 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     costs = {label: x.sizes()["tokens a step"] for label, x in experiment.sets.items()}
     base, *_ = costs
     if equal == "time":  # only time that is surely saved buys steps: noise of the clock is not to be a gain
-        found = {label: (times[label].ms or 0.0, times[label].half or 0.0) for label in costs}
+        found = {label: (times[label].ms or 0.0, times[label].ratio_half or 0.0) for label in costs}
         most, _ = found[base]
         costs = {label: max(ms, min(most, ms + half * most)) for label, (ms, half) in found.items()}
     for label, x in experiment.sets.items():
@@ -179,5 +179,7 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     command = f"{experiment.command} --equal={equal}"
     made = replace(experiment, path=path, command=command, sets=sets, equal=equal)
     for label in sets:
-        made.record().set(label, ms=times[label].ms, half=times[label].half, timed=times[label].timed)
+        made.record().set(
+            label, ms=times[label].ms, ratio_half=times[label].ratio_half, timed=times[label].timed
+        )
     return made

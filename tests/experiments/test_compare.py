@@ -35,7 +35,7 @@ def end(experiment, losses) -> None:
         for seed, loss in enumerate(found, 1):
             write_whole(Path(f"{folder}.seed-{seed}", "result.json"), result(seed, loss).to_json())
     for label in experiment.sets:
-        experiment.record().set(label, ms=2.0 if label == "base" else 3.0, half=0.02, timed="now")
+        experiment.record().set(label, ms=2.0 if label == "base" else 3.0, ratio_half=0.02, timed="now")
 
 
 def once(read_variants):

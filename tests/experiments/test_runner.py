@@ -153,7 +153,7 @@ def test_a_faster_step_buys_steps_only_for_the_time_that_it_surely_saves(experim
     experiment = with_options(experiment, "fast", max_iters=60, lr_decay_iters=60)
     experiment = with_options(experiment, "slow", max_iters=60, lr_decay_iters=60)
     for label in experiment.sets:
-        experiment.record().set(label, ms=ms if label == "fast" else 10.0, half=half, timed="now")
+        experiment.record().set(label, ms=ms if label == "fast" else 10.0, ratio_half=half, timed="now")
     assert at_equal(experiment, "time").sets["fast"].options["max_iters"] == steps
 
 
