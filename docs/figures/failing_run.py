@@ -1,5 +1,6 @@
 """Chapter 7: the curves of its two runs, of which one fails quietly. Its commands train both."""
 
+from common.errors import UserError
 from docs.figures import BLUE, ORANGE, ROOT, legend, save
 from runs.metrics import read_records
 
@@ -10,6 +11,10 @@ def draw(axes) -> None:
     for panel, name in zip(axes, ("loss", "grad_norm"), strict=True):
         for run, color in RUNS.items():
             steps = [x for x in read_records(ROOT / run / "metrics.jsonl") if name in x]
+            if not steps:
+                raise UserError(
+                    f"{run}/metrics.jsonl: nothing is there: train it, as chapter 7's last section does"
+                )
             panel.plot([x["iter"] for x in steps], [x[name] for x in steps], color=color)
         panel.set(title=name, xlabel="iteration")
     axes[1].axhline(1.0, color="black", lw=0.8, ls=":")
