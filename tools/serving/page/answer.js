@@ -15,10 +15,7 @@ export function answer(tokens, tints, whole, pressed) {
   const spans = tokens.map(span);
   const box = el("p", { class: "text small", dir: "auto", role: "group", "aria-label": "answer" }, ...spans);
   let chosen = 0;
-  for (const [i, one] of spans.entries()) {
-    look(one, tokens[i], tints[i], false);
-    one.title = tints[i]?.said ?? "";
-  }
+  spans.forEach((one, i) => look(one, tokens[i], tints[i], false));
   if (spans.length) spans[0].tabIndex = 0; // where Tab leads
   box.addEventListener("focusin", (event) => {
     for (const i of [chosen, chosen = spans.indexOf(/** @type {HTMLElement} */ (event.target))]) {

@@ -36,9 +36,7 @@ export function state(value) {
 export function derived(compute) {
   /** @type {State<T>} */
   const made = state(/** @type {any} */ (undefined));
-  effect(() => {
-    made.value = compute();
-  });
+  effect(() => { made.value = compute(); });
   return made;
 }
 

@@ -8,7 +8,7 @@ import { likelihoods } from "./looked.js";
 import * as loss from "./loss.js";
 import { batch, effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { at, change, choose, draft, future, learned, merged, model, past, text, undo, view, writing } from "./store.js";
+import { at, change, choose, draft, future, learned, merged, model, past, spelled, text, undo, view, writing } from "./store.js";
 import * as tokens from "./tokens.js";
 import { again, said, say, write } from "./writing.js";
 
@@ -20,7 +20,6 @@ const FOLLOWS = 250; // milliseconds without a key, after which the panel follow
 const { box, surprise, UNLEARNED } = tokens;
 const tints = { attention: attention.tints, loss: loss.tints }; // of the tokens; in other views, how likely they were
 let typing = 0; // a timer
-let starting = false; // a second press finds the first under way
 
 effect(() => {
   const inside = byId("textcard").contains(document.activeElement);
@@ -111,9 +110,6 @@ async function follow() {
   });
 }
 
-/** @param {import("./store.js").Token[]} tokens */
-const spelled = (tokens) => tokens.map((token) => token.text).join("");
-
 /** Take the text over from the field. Return whether there is one. */
 export async function settle() {
   if (!editing.peek()) return text.peek().tokens.length > 0;
@@ -149,10 +145,7 @@ function restore() {
 }
 
 async function go() {
-  if (writing.peek() || starting || !valid()) return;
-  starting = true;
-  const there = await settle().finally(() => { starting = false; });
-  if (there) await write();
+  if (!writing.peek() && valid() && await settle()) await write();
 }
 
 async function takeBack() {
