@@ -5,11 +5,10 @@ import { view } from "./store.js";
 import { present } from "./textcard.js";
 import { look, span } from "./tokens.js";
 
-/** @typedef {import("./store.js").Text} Text */
-
 /** Return the tokens, and the buttons. `whole` tells the text that the answer ends, which the views then share.
  * @param {import("./store.js").Token[]} tokens @param {import("./tokens.js").Tint[]} tints
- * @param {() => Promise<Text>} whole @param {(i: number, span: HTMLElement) => void} [pressed] what a press does
+ * @param {() => Promise<import("./store.js").Text>} whole
+ * @param {(i: number, span: HTMLElement) => void} [pressed] what a press does
  * @returns {[HTMLElement, ...HTMLElement[]]} */
 export function answer(tokens, tints, whole, pressed) {
   const spans = tokens.map(span);

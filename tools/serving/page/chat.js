@@ -80,7 +80,7 @@ effect(() => {
   const others = checkpoints.value.filter(({ name }) => name !== model.value?.version);
   byId("beside").hidden = !others.length;
   const before = another.value;
-  another.replaceChildren(el("option", { value: "" }, "nothing"),
+  another.replaceChildren(el("option", { value: "" }, "no other checkpoint"),
     ...others.map(({ name }) => el("option", { value: name }, title(name))));
   another.value = others.some(({ name }) => name === before) ? before : "";
 });

@@ -34,8 +34,7 @@ export function state(value) {
 
 /** A state that is computed from others. @template T @param {() => T} compute @returns {State<T>} */
 export function derived(compute) {
-  /** @type {State<T>} */
-  const made = state(/** @type {any} */ (undefined));
+  const made = state(/** @type {T} */ (undefined));
   effect(() => { made.value = compute(); });
   return made;
 }

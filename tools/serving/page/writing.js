@@ -1,6 +1,7 @@
 // Writing: the model goes on with the shared text, from its end or from another token at the chosen place.
 
 import { stream } from "./api.js";
+import { short } from "./dom.js";
 import { batch, state } from "./reactive.js";
 import { change, idsOf, model, settings, text, writing } from "./store.js";
 
@@ -73,7 +74,7 @@ export async function streamed(prompt, running, take) {
       take(more, { by: system_fingerprint, drawn });
     }
     const seconds = (performance.now() - before) / 1000;
-    return made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second`
+    return made ? `${made} tokens in ${seconds.toFixed(1)} s, ${short(made / seconds)} a second`
       : "The model ended the text here.";
   } catch (error) {
     if (error.name !== "AbortError") throw error;
