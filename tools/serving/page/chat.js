@@ -21,8 +21,7 @@ const NAMES = { system: "System prompt", user: "You", assistant: "Model" };
 const turns = state(/** @type {Turn[]} */ ([]));
 const edited = state(/** @type {number | null} */ (null)); // the turn in the field; null: the next one
 const answering = state(/** @type {AbortController | null} */ (null));
-const log = byId("turns"), field = byId("said"), system = byId("system");
-const another = byId("another"); // the list with the checkpoint that answers, too
+const log = byId("turns"), field = byId("said"), system = byId("system"), another = byId("another");
 let shown = /** @type {Turn[]} */ ([]), key = ""; // of what the browser keeps
 
 const legend = byId("legend").cloneNode(true);
