@@ -207,7 +207,8 @@ def tokens(served: Here, fields: Text) -> Response:
 @inside.post("/chat")
 def chat(served: Here, fields: Conversation) -> Response:
     """The prompt that the API makes of messages."""
-    return with_tokens(served, read_messages(served, fields.messages)[0])
+    ids, left_out = read_messages(served, fields.messages)
+    return with_tokens(served, ids, messages_left_out=left_out)
 
 
 # Views

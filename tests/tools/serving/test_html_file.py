@@ -269,7 +269,9 @@ def test_a_conversation_has_the_servers_prompt(tmp_path, begins):
     for messages, found in zip(
         chats, ask(tmp_path, *(("inside/chat", {"messages": x}) for x in chats)), strict=True
     ):
-        assert [token["id"] for token in found["tokens"]] == renderer.newest(messages, 200)[0].tolist()
+        ids, left_out = renderer.newest(messages, 200)
+        assert [token["id"] for token in found["tokens"]] == ids.tolist()
+        assert found["messages_left_out"] == left_out
     assert all(renderer.newest(messages, 200)[1] > 0 for messages in chats[-2:])
 
 

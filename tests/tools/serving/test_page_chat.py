@@ -149,11 +149,12 @@ def turns_of(page):
 
 
 def by_the_api(server, renderer, messages, **settings):
-    """The texts of an answer's tokens; one in the middle of a character has none."""
+    """The texts of an answer's tokens; one in the middle of a character has none, unless it is the last."""
     body = {"messages": messages, "temperature": 0.8, "logprobs": True, **settings}
     _, answer = ask(f"{server[0]}/v1/chat/completions", body)
     feed = renderer.tokenizer.stream()
-    return [feed([token]) or "◌" for token in answer["choices"][0]["logprobs"]["token_ids"]]
+    *texts, last = [feed([token]) for token in answer["choices"][0]["logprobs"]["token_ids"]]
+    return [text or "◌" for text in (*texts, last + feed([], final=True))]
 
 
 def test_a_conversation(open_page, server, renderer):
@@ -229,13 +230,13 @@ def test_what_no_longer_fits_leaves_the_context_and_the_page_says_so(open_page, 
 
 def test_an_answer_is_stopped_and_an_error_is_said(open_page):
     page = open_page("chat", empty=False, expected=["404 (Not Found)", "400 (Bad Request)"])
-    page.route("**/v1/chat/completions", lambda route: None)  # it never answers
+    page.route("**/v1/completions", lambda route: None)  # it never answers
     page.get_by_label("Message").fill("the cat?")
     button(page, "Send").click()
     page.wait_for_selector("#chat-told:has-text('answering')")
     button(page, "Stop").click()
     page.wait_for_selector("#chat-told:has-text('stopped after 0 tokens')")
-    page.unroute("**/v1/chat/completions")
+    page.unroute("**/v1/completions")
     page.get_by_label("Message").fill("the cat sat on a mat? " * 30)
     button(page, "Send").click()
     page.wait_for_selector("#chat-told.bad:has-text('maximum context length is 128 tokens')")

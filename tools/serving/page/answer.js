@@ -5,20 +5,16 @@ import { view } from "./store.js";
 import { present } from "./textcard.js";
 import { look, span } from "./tokens.js";
 
-/** @typedef {import("./store.js").Text} Text */
-
 /** Return the tokens, and the buttons. `whole` tells the text that the answer ends, which the views then share.
  * @param {import("./store.js").Token[]} tokens @param {import("./tokens.js").Tint[]} tints
- * @param {() => Promise<Text>} whole @param {(i: number, span: HTMLElement) => void} [pressed] what a press does
+ * @param {() => Promise<import("./store.js").Text>} whole
+ * @param {(i: number, span: HTMLElement) => void} [pressed] what a press does
  * @returns {[HTMLElement, ...HTMLElement[]]} */
 export function answer(tokens, tints, whole, pressed) {
   const spans = tokens.map(span);
   const box = el("p", { class: "text small", dir: "auto", role: "group", "aria-label": "answer" }, ...spans);
   let chosen = 0;
-  for (const [i, one] of spans.entries()) {
-    look(one, tokens[i], tints[i], false);
-    one.title = tints[i]?.said ?? "";
-  }
+  spans.forEach((one, i) => look(one, tokens[i], tints[i], false));
   if (spans.length) spans[0].tabIndex = 0; // where Tab leads
   box.addEventListener("focusin", (event) => {
     for (const i of [chosen, chosen = spans.indexOf(/** @type {HTMLElement} */ (event.target))]) {

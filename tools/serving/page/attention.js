@@ -8,9 +8,7 @@ import { cellAt, paint } from "./matrix.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, choose, head, model, read, text, view } from "./store.js";
 
-const colours = state(0); // counts their changes
 const over = state(/** @type {[number, number] | null} */ (null)); // the cell below the pointer
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { colours.value += 1; });
 
 /** The head that is shown: the sharpest until there is another, which a URL may name wrongly. */
 const chosen = derived(() => {
@@ -56,12 +54,8 @@ arrows(byId("frame"), (right, down) => {
   return true;
 });
 
+effect(() => isShown() && grid.replaceChildren(...drawHeads()));
 effect(() => {
-  void colours.value;
-  if (isShown()) grid.replaceChildren(...drawHeads());
-});
-effect(() => {
-  void colours.value;
   const { layer, head: number } = chosen.value, name = headName(layer, number);
   for (const one of grid.children) {
     one.setAttribute("aria-pressed", String(one.title === name));

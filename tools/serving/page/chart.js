@@ -85,7 +85,7 @@ function plotted(series, range, look) {
   const marks = [
     ...levels.flatMap((level) => [svg("line", { class: "grid-line", ...ends, y1: y(level), y2: y(level) }),
       svg("text", { x: MARGIN.left - 8, y: y(level) + 4, "text-anchor": "end" }, format(level))]),
-    ...steps(x0, x1, width / 110).filter((time) => time >= x0 && time <= x1).map((time) =>
+    ...steps(x0, x1, width / 110).filter((time) => time >= x0 && time <= x1 && Number.isInteger(time)).map((time) =>
       svg("text", { x: x(time), y: height - 6, "text-anchor": "middle" }, time.toLocaleString("en"))),
     ...drawn.flatMap(curve),
   ];

@@ -7,9 +7,9 @@ import { checkpoints, title } from "./loss.js";
 import { alternatives } from "./place.js";
 import { effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { idsOf, model } from "./store.js";
+import { idsOf, model, spelled } from "./store.js";
 import { surprise } from "./tokens.js";
-import { nextSeed, streamed, written } from "./writing.js";
+import { nextSeed, streamed } from "./writing.js";
 
 /** @typedef {{role: "system" | "user" | "assistant", content: string, tokens?: import("./store.js").Token[],
  * by?: string, drawn?: import("./store.js").Settings, beside?: {name: string, tokens: import("./store.js").Token[]}}} Turn
@@ -21,8 +21,7 @@ const NAMES = { system: "System prompt", user: "You", assistant: "Model" };
 const turns = state(/** @type {Turn[]} */ ([]));
 const edited = state(/** @type {number | null} */ (null)); // the turn in the field; null: the next one
 const answering = state(/** @type {AbortController | null} */ (null));
-const beside = state(/** @type {string | null} */ (null)); // the checkpoint that answers, too
-const log = byId("turns"), field = byId("said"), system = byId("system");
+const log = byId("turns"), field = byId("said"), system = byId("system"), another = byId("another");
 let shown = /** @type {Turn[]} */ ([]), key = ""; // of what the browser keeps
 
 const legend = byId("legend").cloneNode(true);
@@ -79,14 +78,12 @@ effect(async () => { // what one may ask first
 effect(() => {
   const others = checkpoints.value.filter(({ name }) => name !== model.value?.version);
   byId("beside").hidden = !others.length;
-  byId("another").replaceChildren(el("option", { value: "" }, "nothing"),
+  const before = another.value;
+  another.replaceChildren(el("option", { value: "" }, "no other checkpoint"),
     ...others.map(({ name }) => el("option", { value: name }, title(name))));
-  byId("another").value = beside.value ?? "";
+  another.value = others.some(({ name }) => name === before) ? before : "";
 });
-byId("another").addEventListener("change", ({ target }) => {
-  beside.value = target.value || null;
-  compare().catch((error) => tell(error.message, true));
-});
+another.addEventListener("change", () => compare().catch((error) => tell(error.message, true)));
 
 clicks(byId("send"), () => (answering.peek() ? answering.peek().abort() : send()));
 clicks(byId("reanswer"), () => {
@@ -132,36 +129,22 @@ async function send() {
   if (role === "user") await reply();
 }
 
-/** The tokens after which turn i was, or is, answered. */
-const promptOf = async (i) => (await post("inside/chat", { messages: messages(i) })).tokens;
+/** What turn i was, or is, answered after: its tokens, and how many messages no longer fit. */
+const promptOf = (i) => post("inside/chat",
+  { messages: turns.peek().slice(0, i).map(({ role, content }) => ({ role, content })) });
 
-const messages = (n) => turns.peek().slice(0, n).map(({ role, content }) => ({ role, content }));
-
-async function reply() {
-  const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-  const asked = { messages: messages(), logprobs: true };
-  await answered("v1/chat/completions", asked, { role: "assistant", content: "", tokens: [] }, ({ logprobs }) => {
-    const { content = [], token_ids = [] } = logprobs ?? {}; // without logprobs where there are no tokens
-    return content.map(({ bytes, logprob }, i) => ({ id: token_ids[i], probability: Math.exp(logprob),
-      text: decoder.decode(Uint8Array.from(bytes), { stream: true }) })); // "" in the middle of a character
-  });
-}
-
-/** Have the API go on with a turn, the last one. `read` returns the tokens of a part of it.
- * @param {Turn} said @param {(choice: any) => import("./store.js").Token[]} read */
-async function answered(path, question, said, read) {
-  const before = turns.peek();
-  let leftOut = 0;
+/** Have the model answer, or go on with an answer. @param {Turn} said */
+async function reply(said = { role: "assistant", content: "", tokens: [] }) {
+  const before = turns.peek(), asked = promptOf();
   tell("answering …");
   try {
-    const told = await streamed(path, question, answering, (event, drawn) => {
-      leftOut = event.messages_left_out;
-      const [choice] = event.choices, more = read(choice);
-      const content = said.content + (choice.text ?? choice.delta.content ?? "");
-      said = { ...said, content, tokens: [...said.tokens, ...more], by: event.system_fingerprint, drawn };
+    const prompt = asked.then(({ tokens }) => idsOf([...tokens, ...said.tokens]));
+    const told = await streamed(prompt, answering, (more, about) => {
+      const tokens = [...said.tokens, ...more];
+      said = { ...said, ...about, tokens, content: spelled(tokens) };
       turns.value = [...before, said];
-      return more.length;
     });
+    const { messages_left_out: leftOut } = await asked;
     tell(leftOut ? `${told}. The first ${leftOut} messages no longer fit: the model has not read them.` : told);
     await compare();
   } catch (error) {
@@ -171,11 +154,11 @@ async function answered(path, question, said, read) {
 
 /** Have the other checkpoint answer what was answered last, by the same settings. */
 async function compare() {
-  const i = turns.peek().length - 1, said = turns.peek()[i], name = beside.peek(), told = byId("chat-told").textContent;
+  const i = turns.peek().length - 1, said = turns.peek()[i], name = another.value, told = byId("chat-told").textContent;
   if (!name || !said?.tokens || answering.peek() || said.beside?.name === name) return;
   tell(`${title(name)}: answering …`);
-  const asked = { text: idsOf(await promptOf(i)), checkpoint: name, ...said.drawn };
-  const { tokens, probabilities } = await post("inside/continuation", asked);
+  const text = idsOf((await promptOf(i)).tokens);
+  const { tokens, probabilities } = await post("inside/continuation", { text, checkpoint: name, ...said.drawn });
   const answered = tokens.map((token, n) => ({ ...token, probability: probabilities[n] }));
   turns.value = turns.peek().map((turn) => (turn === said ? { ...said, beside: { name, tokens: answered } } : turn));
   tell(told);
@@ -183,30 +166,30 @@ async function compare() {
 
 /** Show what else could have stood as token n of turn i, to answer from there on. */
 async function look(i, n, span) {
-  const { tokens, drawn: { temperature, top_k, top_p } } = turns.peek()[i], prompt = await promptOf(i);
+  const { tokens, drawn: { temperature, top_k, top_p } } = turns.peek()[i];
+  const { tokens: prompt } = await promptOf(i);
   const all = idsOf([...prompt, ...tokens]), start = Math.max(0, all.length - model.peek().limits.tokens);
   const asked = { text: all.slice(start), prompt: Math.max(0, prompt.length - start), temperature, top_k, top_p };
   const { places, names } = await post("inside/places", asked);
   const place = places[prompt.length - start + n];
   if (place) alternatives(span, place, names, tokens[n],
-    (token) => branch(i, prompt, [...tokens.slice(0, n), { ...token, picked: true }]));
+    (token) => branch(i, [...tokens.slice(0, n), { ...token, picked: true }]));
 }
 
 /** Answer turn i from other tokens on, of which the last may end it. */
-async function branch(i, prompt, tokens) {
+async function branch(i, tokens) {
   if (answering.peek() || !valid()) return;
   const ends = model.peek().marks.ends.includes(tokens.at(-1).id), begun = ends ? tokens.slice(0, -1) : tokens;
-  const content = begun.map(({ text }) => text).join("");
-  const said = { ...turns.peek()[i], beside: undefined, tokens: begun, content };
+  const said = { ...turns.peek()[i], beside: undefined, tokens: begun, content: spelled(begun) };
   turns.value = turns.peek().slice(0, i);
   if (ends) turns.value = [...turns.peek(), said];
-  else await answered("v1/completions", { prompt: idsOf([...prompt, ...tokens]), logprobs: 0 }, said, written);
+  else await reply(said);
 }
 
 /** @param {Turn} turn @param {number} i */
 function drawn({ role, content, tokens, by, drawn, beside }, i) {
   const whole = async () => {
-    const prompt = await promptOf(i);
+    const { tokens: prompt } = await promptOf(i);
     return { tokens: [...prompt, ...tokens], from: prompt.length, by, drawn };
   };
   const tints = (/** @type {import("./store.js").Token[]} */ all) => all.map(({ probability }) => surprise(probability));

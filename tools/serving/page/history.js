@@ -3,7 +3,7 @@
 
 import { button, byId, el } from "./dom.js";
 import { batch, effect } from "./reactive.js";
-import { at, choose, draft, future, model, past, text, toHash, writing } from "./store.js";
+import { at, choose, draft, future, model, past, spelled, text, toHash, writing } from "./store.js";
 import { area, editing } from "./textcard.js";
 import { say } from "./writing.js";
 
@@ -84,7 +84,7 @@ export function begin() {
 function draw() {
   keep();
   const rows = entries().filter(([, kept]) => kept.model === model.peek()?.name).map(([name, kept]) => {
-    const begun = kept.typed || kept.text.tokens.slice(0, 40).map((token) => token.text).join("");
+    const begun = kept.typed || spelled(kept.text.tokens.slice(0, 40));
     const title = kept.name || begun.trim().slice(0, 40) || "(blank)";
     const drop = () => {
       if (!confirm(`Remove "${title}"?`)) return;

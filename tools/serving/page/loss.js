@@ -6,7 +6,7 @@ import { chart } from "./chart.js";
 import { bits, byId, el, figures, mean, plays } from "./dom.js";
 import { asked, placesOf, question } from "./looked.js";
 import { derived, effect, state } from "./reactive.js";
-import { at, checkpoint, ids, learned, model, other, text, view } from "./store.js";
+import { at, checkpoint, ids, learned, model, other, spelled, text, view } from "./store.js";
 import { UNLEARNED, gained, surprise } from "./tokens.js";
 
 const PAUSE = 500; // milliseconds that a replay rests at each checkpoint
@@ -78,7 +78,7 @@ function draw() {
   showCurves([...(some ? [series("text", 1, average)] : []), ...(one ? [series("chosen token", 3, (all) => all[chosen])] : [])]);
   byId("sides").hidden = !others;
   const each = (figure) => [mine, others].filter(Boolean).map(figure).join(" / ");
-  const bytes = new TextEncoder().encode(counted(tokens.slice(n)).map(({ text }) => text).join("")).length;
+  const bytes = new TextEncoder().encode(spelled(counted(tokens.slice(n)))).length;
   byId("loss-figures").replaceChildren(...(mine ? figures([
     ["bits per token", some && each((x) => average(x).toFixed(3))],
     ["perplexity", some && each((x) => Number((2 ** average(x)).toPrecision(4)).toLocaleString("en"))],

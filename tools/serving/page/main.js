@@ -18,7 +18,7 @@ const EVERY = 1000; // milliseconds between looks at what is served
 const tabs = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
 
 effect(() => {
-  const name = view.value, lacks = model.value ? [...model.value.lacks, model.value.chat && "chat"] : ["rollouts"];
+  const name = view.value, lacks = model.value?.lacks.concat(model.value.chat && "chat") ?? ["chat", "rollouts"];
   for (const tab of tabs) {
     const mine = tab.getAttribute("aria-controls") === name;
     tab.ariaSelected = String(mine);

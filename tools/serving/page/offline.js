@@ -125,7 +125,7 @@ function answers(served) {
   }
 
   /** The prompt of the last exchanges that fit, and how many messages it leaves out, as data/conversations.py does. */
-  function newest(messages) {
+  function newest({ messages }) {
     const system = messages[0].role === "system" ? 1 : 0, longest = block_size - Math.min(ROOM, Math.floor(block_size / 3));
     const starts = messages.flatMap(({ role }, i) => (role === "user" ? [i] : [])).slice(1);
     let ids = prompt(messages), leftOut = 0;
@@ -133,7 +133,7 @@ function answers(served) {
       leftOut = starts.shift() - system;
       ids = prompt([...messages.slice(0, system), ...messages.slice(system + leftOut)]);
     }
-    return { ids, leftOut };
+    return told(ids, { messages_left_out: leftOut });
   }
 
   /** Pass tokens through the model, some at a time. Return the features, (T, D). */
@@ -223,10 +223,9 @@ function answers(served) {
   }
 
   /** Draw tokens, and yield what came since the last rest, as the server's events. */
-  async function* write({ prompt: begun, messages, max_tokens, seed, temperature, top_k, top_p }, signal) {
+  async function* write({ prompt, max_tokens, seed, temperature, top_k, top_p }, signal) {
     const random = generator(seed), spell = tokenizer.stream();
-    const { ids, leftOut } = messages ? newest(messages) : { ids: begun, leftOut: 0 };
-    let context = read(ids), cache = Cache(config), drawn = [];
+    let context = read(prompt), cache = Cache(config), drawn = [];
     if (context.length > block_size) throw new Error(`The model takes ${block_size} tokens, not ${context.length}.`);
     context.slice(-8).forEach(spell); // a character may begin there
     let shown = 0;
@@ -234,19 +233,19 @@ function answers(served) {
       const x = await features(context.slice(cache.length), signal, cache), logits = model.logits(x.subarray(-D));
       const id = chosen(drawnFrom(logits, temperature, top_k, top_p), random());
       if (ends.includes(id)) break;
-      drawn.push({ id, text: spell(id), logprob: Math.log(softmax(logits)[id]), bytes: [...tokenizer.bytesOf(id)] });
+      drawn.push({ id, text: spell(id), logprob: Math.log(softmax(logits)[id]) });
       context = [...context, id];
       if (context.length > block_size) [context, cache] = [context.slice(-half), Cache(config)];
       if (performance.now() - shown < BETWEEN) continue;
-      yield { ...event(drawn, version), messages_left_out: leftOut };
+      yield event(drawn, version);
       [drawn, shown] = [[], performance.now()];
     }
-    if (drawn.length) yield { ...event(drawn, version), messages_left_out: leftOut };
+    if (drawn.length) yield event(drawn, version);
   }
 
   return { write, "inside/model": () => shown, "inside/checkpoints": () => ({ checkpoints: [] }),
     "inside/example": () => told(read(shown.example)), "inside/tokens": ({ text }) => told(read(text)),
-    "inside/chat": ({ messages }) => told(newest(messages).ids), "inside/places": places, "inside/attention": attention,
+    "inside/chat": newest, "inside/places": places, "inside/attention": attention,
     "inside/cell": cell, "inside/lens": lens, "inside/questions": () => ({ questions: shown.questions ?? [] }) };
 }
 
@@ -257,12 +256,12 @@ function chosen(probabilities, share) {
   return found >= 0 ? found : probabilities.findLastIndex((p) => p > 0); // the sum is not exactly 1
 }
 
-/** Tokens as both APIs tell them: that of completions and that of chats. */
+/** Tokens as the API of completions tells them. */
 function event(drawn, version) {
   const all = (name) => drawn.map((token) => token[name]), text = all("text").join("");
   const text_offset = drawn.map((_, i) => [...all("text").slice(0, i).join("")].length); // in characters
-  const logprobs = { content: drawn, token_ids: all("id"), token_logprobs: all("logprob"), text_offset };
-  return { system_fingerprint: version, choices: [{ text, delta: { content: text }, logprobs }] };
+  const logprobs = { token_ids: all("id"), token_logprobs: all("logprob"), text_offset };
+  return { system_fingerprint: version, choices: [{ text, logprobs }] };
 }
 
 export const get = (path) => post(path, {});

@@ -46,7 +46,7 @@ function content(i) {
   if (!tokens.length) return note("Once there is a text, you see here what could stand at each of its positions.");
   if (i === 0) return note("Nothing stands before the first token, so the model had nothing to go by.");
   if (writing.value) return note("Looked up when the text is written.");
-  if (place === undefined) return note(places.error.value || "Looking it up …");
+  if (place === undefined) return note(places.error.value || el("span", { class: "awaited" }, "Looking it up …"));
   const { block_size } = model.value.config;
   if (!place) return note(`The model takes ${block_size} tokens at most, and no longer sees this one.`);
   const by = looking.value === model.value.version ? "" : ` at ${looking.value}`;

@@ -34,11 +34,8 @@ export function state(value) {
 
 /** A state that is computed from others. @template T @param {() => T} compute @returns {State<T>} */
 export function derived(compute) {
-  /** @type {State<T>} */
-  const made = state(/** @type {any} */ (undefined));
-  effect(() => {
-    made.value = compute();
-  });
+  const made = state(/** @type {T} */ (undefined));
+  effect(() => { made.value = compute(); });
   return made;
 }
 

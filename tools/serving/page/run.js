@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { chart, plain } from "./chart.js";
-import { bars, byId, el, figures, short } from "./dom.js";
+import { bars, byId, el, figures, percent, short } from "./dom.js";
 import { effect, state } from "./reactive.js";
 import { model, view } from "./store.js";
 
@@ -89,9 +89,9 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
   const total = count(parameters), most = Math.max(...parameters.map((array) => count([array])));
   const rows = parameters.map((array) => {
     const { name, shape, dtype, devices, split } = array, mine = count([array]), axes = split.filter(Boolean);
-    const title = `${((100 * mine) / total).toFixed(1)}%`;
+    const share = percent(mine / total);
     return el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", {}, shape.join(" × ")),
-      el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share" }, bars(mine / most), title),
+      el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share" }, bars(mine / most), share),
       el("td", {}, dtype), el("td", {}, axes.length ? `divided by ${axes.join(", ")} over ` : "",
         devices.length > 2 ? `${devices.length} devices` : devices.join(", ")));
   });

@@ -30,6 +30,7 @@ export const future = state(/** @type {Text[]} */ ([]));
 export const draft = state(/** @type {Text | null} */ (null)); // the text before what is being typed; null: nothing is
 
 export const idsOf = (/** @type {Token[]} */ tokens) => tokens.map(({ id }) => id);
+export const spelled = (/** @type {Token[]} */ tokens) => tokens.map(({ text }) => text).join("");
 export const ids = derived(() => idsOf(text.value.tokens));
 
 /** Whether each token is one that the model learned to write: in a conversation, those of answers alone. */

@@ -8,8 +8,8 @@ import { likelihoods } from "./looked.js";
 import * as loss from "./loss.js";
 import { batch, effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { at, change, choose, draft, future, learned, merged, model, past, text, undo, view, writing } from "./store.js";
-import * as tokens from "./tokens.js";
+import { at, change, choose, draft, future, learned, merged, model, past, spelled, text, undo, view, writing } from "./store.js";
+import { UNLEARNED, box, focus, listen, mark, show, surprise } from "./tokens.js";
 import { again, said, say, write } from "./writing.js";
 
 export const area = byId("area");
@@ -17,26 +17,24 @@ export const editing = state(true);
 
 const FOLLOWS = 250; // milliseconds without a key, after which the panel follows what is typed
 
-const { box, surprise, UNLEARNED } = tokens;
 const tints = { attention: attention.tints, loss: loss.tints }; // of the tokens; in other views, how likely they were
 let typing = 0; // a timer
-let starting = false; // a second press finds the first under way
 
 effect(() => {
   const inside = byId("textcard").contains(document.activeElement);
   area.hidden = !editing.value;
   box.hidden = editing.value;
-  if (inside && document.activeElement === document.body) tokens.focus(at.peek());
+  if (inside && document.activeElement === document.body) focus(at.peek());
 });
 
 effect(() => {
   const busy = Boolean(writing.value), before = box.classList.contains("writing");
   const follows = busy !== before || box.scrollTop + box.clientHeight >= box.scrollHeight - 40;
-  tokens.show(text.value.tokens, busy);
+  show(text.value.tokens, busy);
   if ((busy || before) && follows) box.scrollTop = box.scrollHeight;
   box.classList.toggle("writing", busy);
   const shown = tints[view.value]?.() ?? likelihoods().map((p, i) => (learned.value[i] ? surprise(p) : UNLEARNED));
-  tokens.mark(at.value, shown);
+  mark(at.value, shown);
   byId("unlearned").hidden = !shown.includes(UNLEARNED);
   document.body.classList.toggle("no-text", !text.value.tokens.length);
   byId("legend").hidden = !shown.some((tint) => tint && tint.side === undefined);
@@ -56,7 +54,7 @@ effect(() => {
   byId("message").classList.toggle("bad", said.value.bad);
 });
 
-tokens.listen(edit);
+listen(edit);
 clicks(byId("go"), () => (writing.peek() ? writing.peek().abort() : go()));
 clicks(byId("again"), again);
 clicks(byId("undo"), takeBack);
@@ -111,9 +109,6 @@ async function follow() {
   });
 }
 
-/** @param {import("./store.js").Token[]} tokens */
-const spelled = (tokens) => tokens.map((token) => token.text).join("");
-
 /** Take the text over from the field. Return whether there is one. */
 export async function settle() {
   if (!editing.peek()) return text.peek().tokens.length > 0;
@@ -149,10 +144,7 @@ function restore() {
 }
 
 async function go() {
-  if (writing.peek() || starting || !valid()) return;
-  starting = true;
-  const there = await settle().finally(() => { starting = false; });
-  if (there) await write();
+  if (!writing.peek() && valid() && await settle()) await write();
 }
 
 async function takeBack() {

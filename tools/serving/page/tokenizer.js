@@ -64,6 +64,6 @@ export function Tokenizer(description) {
     spellsSpecial: (text) => String(within(text)) !== String(within(text, ordinary)),
     /** The tokens of parts, each with whether a program wrote it: what a person says has no special tokens. */
     join: (parts) => parts.flatMap(([text, ours]) => within(text, ours ? any : ordinary)),
-    bytesOf, stream, spelling,
+    stream, spelling,
   };
 }

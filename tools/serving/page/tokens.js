@@ -91,6 +91,7 @@ export function look(span, token, tint, chosen) {
   span.ariaCurrent = chosen ? "true" : null;
   span.style.setProperty("--strength", (tint?.strength ?? 0).toFixed(3));
   span.dataset.side = tint?.side ?? "";
+  span.title = tint?.said ?? "";
   span.ariaLabel = tint?.said ? `${name}, ${tint.said}` : name;
 }
 

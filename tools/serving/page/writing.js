@@ -1,8 +1,11 @@
 // Writing: the model goes on with the shared text, from its end or from another token at the chosen place.
 
 import { stream } from "./api.js";
+import { short } from "./dom.js";
 import { batch, state } from "./reactive.js";
-import { change, model, settings, text, writing } from "./store.js";
+import { change, idsOf, model, settings, text, writing } from "./store.js";
+
+/** @typedef {import("./store.js").Token} Token */
 
 export const said = state({ text: "", bad: false }); // what goes on
 
@@ -34,7 +37,7 @@ export function nextSeed() {
   if (seed != null) settings.value = { ...settings.peek(), seed: (seed + 1) % 2 ** 32 };
 }
 
-/** Put another token at a place, and go on from there. @param {number} i @param {import("./store.js").Token} token */
+/** Put another token at a place, and go on from there. @param {number} i @param {Token} token */
 export async function branch(i, token) {
   await goOn({ tokens: [...text.peek().tokens.slice(0, i), { ...token, picked: true }], from: i + 1 });
 }
@@ -42,32 +45,36 @@ export async function branch(i, token) {
 /** @param {import("./store.js").Text} begun */
 async function goOn(begun) {
   if (writing.peek()) return;
-  const prompt = begun.tokens.slice(-model.peek().config.block_size).map(({ id }) => id); // the API takes no more
+  const prompt = idsOf(begun.tokens).slice(-model.peek().config.block_size); // the API takes no more
   say("writing …");
   const made = batch(() => {
     change(begun);
-    return streamed("v1/completions", { prompt, logprobs: 0 }, writing, (event, drawn) => {
-      const { tokens, from } = text.peek(), more = written(event.choices[0]);
-      text.value = { tokens: [...tokens, ...more], from, by: event.system_fingerprint, drawn };
-      return more.length;
+    return streamed(prompt, writing, (more, about) => {
+      const { tokens, from } = text.peek();
+      text.value = { tokens: [...tokens, ...more], from, ...about };
     });
   });
   say(await made);
 }
 
-/** Have the API draw tokens by the settings. `take` gets each event, and the settings with their seed, and returns how
- * many tokens are in it; `running` holds what stops it. Return what there is to say.
- * @param {string} path @param {object} question @param {import("./reactive.js").State<AbortController | null>} running
- * @param {(event: any, drawn: import("./store.js").Settings) => number} take */
-export async function streamed(path, question, running, take) {
+/** Have the API go on with token ids by the settings. `take` gets the tokens that come, with the checkpoint that wrote
+ * them and the settings with their seed; `running` holds what stops it. Return what there is to say.
+ * @param {number[] | Promise<number[]>} prompt @param {import("./reactive.js").State<AbortController | null>} running
+ * @param {(more: Token[], about: {by: string, drawn: import("./store.js").Settings}) => void} take */
+export async function streamed(prompt, running, take) {
   const seed = settings.peek().seed ?? crypto.getRandomValues(new Uint32Array(1))[0], before = performance.now();
   const abort = new AbortController(), drawn = { ...settings.peek(), seed };
   let made = 0;
   running.value = abort;
   try {
-    for await (const event of stream(path, { ...question, ...drawn }, abort.signal)) made += take(event, drawn);
+    const question = { prompt: await prompt, logprobs: 0, ...drawn };
+    for await (const { choices: [choice], system_fingerprint } of stream("v1/completions", question, abort.signal)) {
+      const more = written(choice);
+      made += more.length;
+      take(more, { by: system_fingerprint, drawn });
+    }
     const seconds = (performance.now() - before) / 1000;
-    return made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second`
+    return made ? `${made} tokens in ${seconds.toFixed(1)} s, ${short(made / seconds)} a second`
       : "The model ended the text here.";
   } catch (error) {
     if (error.name !== "AbortError") throw error;
@@ -78,8 +85,8 @@ export async function streamed(path, question, running, take) {
 }
 
 /** The tokens of a part of a completion. Its offsets count characters, of which JavaScript may store one as two.
- * @param {any} choice @returns {import("./store.js").Token[]} */
-export function written({ text, logprobs }) {
+ * @param {any} choice @returns {Token[]} */
+function written({ text, logprobs }) {
   const { token_ids = [], token_logprobs = [], text_offset = [] } = logprobs ?? {}; // without tokens there are none
   const characters = Array.from(text), places = text_offset.map((place) => place - text_offset[0]);
   return token_ids.map((id, i) => ({
