@@ -49,11 +49,11 @@ def draw(axes) -> None:
         heights = np.array([valley(places[-1]) for places in tried])
         best = int(np.nanargmin(heights))  # nan: it diverged
         places, rate = tried[best], RATES[best]
-        x, y = np.meshgrid(np.linspace(-4.6, 1.6, 80), np.linspace(-1.8, 1.8, 80))
+        x, y = np.meshgrid(np.linspace(-4.6, 2.6, 80), np.linspace(-1.8, 1.8, 80))
         plane.contour(x, y, valley((x, y)), levels=[0.3, 1.5, 5, 12, 25, 45], colors=LIGHT, linewidths=0.8)
         plane.plot(*places.T, "o-", color=color, ms=2.5, lw=1)
         plane.plot(0, 0, "+", color="black", ms=9)
-        plane.set(xticks=[], yticks=[], xlim=(-4.6, 1.6), ylim=(-1.8, 1.8))
+        plane.set(xticks=[], yticks=[], xlim=(-4.6, 2.6), ylim=(-1.8, 1.8))
         plane.set_title(f"{name}, {rate:.2g}")
         ends.plot(RATES, heights, color=color)
         print(f"{name}, rate {rate:.2g}: from height {valley(START):.0f} to {heights[best]:.2g}")
