@@ -10,7 +10,7 @@ from docs.pages import BOOK, DOCS, IMAGE, LINK, ROOT, anchors, fences, pages, pr
 IMAGES = DOCS / "images"
 FIGURES = {path.stem for path in (DOCS / "figures").glob("[a-z]*.py")}
 CODE = {"python", "javascript"}
-ALL = 47_500  # words of all pages: a weekend
+ALL = 42_500  # words of all pages: a weekend
 
 
 def name(path: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 from docs.pages import DOCS, chapters, prose
 
 LINE = re.compile(r"^- \[(\d+)\]\(book/[\w-]+\.md\): (.+(?:\n  .+)*)", re.M)
-NO_WORDS = re.compile(r"`[^`]*`|!\[[^\]]*\]\([^)]*\)|^#.*$|(?<!\*)\*[^*]+\*(?!\*)", re.M)
+NO_WORDS = re.compile(r"`[^`]*`|<[^>]*>|!\[[^\]]*\]\([^)]*\)|^#.*$|(?<!\*)\*[^*]+\*(?!\*)", re.M)
 
 
 def words(page: str) -> list[tuple[str, int]]:
