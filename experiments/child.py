@@ -41,16 +41,14 @@ def answer(out_dir: str, asked: str) -> None:
     choose_device("auto")
     model, _ = load_model(ModelOptions(out_dir=out_dir))
     logits = jax.jit(lambda model, x: model(x))
-    given, options = np.load(asked), latest_manifest(out_dir).options
+    given, options = np.load(asked), latest_manifest(out_dir).options  # x (N, B, T), y (B, T), steps
     batches = StepBatches(options, Dataset(options.dataset, options.vocab_size))
     two = (replace(options, seed=options.seed + i) for i in (0, 1))
     first, second = (jax.tree.leaves(create_state(model.config, x).model) for x in two)
-    seen, targets = given["seen"][:, :-1], given["seen"][:, 1:]
     np.savez(
         asked,
         logits=np.stack([logits(model, x) for x in given["x"]]),  # (N, B, T, V)
-        loss=model.loss(seen, targets),
-        logits_of_seen=logits(model, seen),
+        loss=model.loss(given["x"][0], given["y"]),
         alike=all(map(np.array_equal, first, second)),
         batches=np.stack([batches(int(i)) for i in given["steps"]]),
     )

@@ -35,12 +35,11 @@ from common.files import kept, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
 from data.dataset import Dataset, prepare_if_missing
 from data.spans import document_bytes
-from experiments.record import STRICT, Experiment, Variant
+from experiments.record import STRICT, Experiment, Variant, not_defaults
 from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
-from experiments.runner import KEEPING, Equal, at_equal, run, time_steps
-from experiments.snapshot import digest, take
-from experiments.trial import options_of
+from experiments.runner import KEEPING, Equal, at_equal, options_of, run, time_steps
+from experiments.snapshot import digest, split_commit, take
 from runs.start import shape_of_weights
 
 STATUS = {"helps": 0, "none": 1, "diverged": 1, "hurts": 3}
@@ -115,18 +114,15 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
     """Take the code of each set, and ask it for the options that the words mean. Raises UserError."""
     codes, found = {}, {}
     for label, words in sets.items():
-        commit = "".join(word.removeprefix("git:") for word in words if re.fullmatch(COMMIT, word))
-        code = codes[commit] if commit in codes else codes.setdefault(commit, take(commit, out / "code"))
-        words = [word for word in words if not re.fullmatch(COMMIT, word)]
+        commit, words = split_commit(words)
+        code = codes[commit] = codes.get(commit) or take(commit, out / "code")
         # A config is that code's own, where it has it.
         words = [str(own) if (own := code.folder / word).is_file() else word for word in words]
         with suppress(UserError):  # a copy of a commit has no text to prepare; it may have options of its own
             prepare_if_missing(parse_options(words, shape_of_weights).dataset)
         values = options_of(code, words) if commit else vars(parse_options(words, shape_of_weights))
         left_out = LEFT_OUT | ({"init_from"} if values.get("init_from") in RESUMING else set())
-        options = {x: values[x] for x in sorted(values.keys() - left_out)}
-        options = {name: x for name, x in options.items() if x != getattr(Options, name, None)}
-        found[label] = Variant(code, options)
+        found[label] = Variant(code, not_defaults(values, left_out))
     for dataset in {x.option("dataset") for x in found.values()}:
         prepare_if_missing(dataset)
     return found
@@ -226,7 +222,7 @@ def needed(experiment: Experiment, label: str, gain: float) -> str:
 # A list of sets
 
 
-@pydantic.dataclasses.dataclass(config=STRICT)
+@pydantic.dataclasses.dataclass(**STRICT)
 class Question:
     """An experiment in a list."""
 

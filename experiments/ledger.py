@@ -23,15 +23,15 @@ from common.files import refusing, write_whole
 from experiments.record import STRICT
 from experiments.report import save_svg
 from experiments.runner import Equal
+from experiments.statistics import critical
 
 # How often a look gives up a try that gains just the smallest that counts. By simulation, with a spread of
 # twice that gain, a placebo costs 5 pairs then, and 9 with 0.1; a try with three times that gain is found as
 # often, in 65%.
 GIVE_UP = 0.3
-STRICT_FROZEN: Any = dict(frozen=True, kw_only=True, config=STRICT)
 
 
-@pydantic.dataclasses.dataclass(**STRICT_FROZEN)
+@pydantic.dataclasses.dataclass(**STRICT)
 class Race:
     """The rules, from a TOML file."""
 
@@ -47,7 +47,7 @@ class Race:
         return [*(n for n in doubled if n < self.seeds), self.seeds]
 
 
-@pydantic.dataclasses.dataclass(**STRICT_FROZEN)
+@pydantic.dataclasses.dataclass(**STRICT)
 class Run:
     """A run's losses, nats per token; None: it diverged."""
 
@@ -57,7 +57,7 @@ class Run:
     seconds: NonNegative  # from the first step to the last evaluation, by the clock of the file system
 
 
-@pydantic.dataclasses.dataclass(**STRICT_FROZEN)
+@pydantic.dataclasses.dataclass(**STRICT)
 class Receipt:
     """A line of ledger.jsonl: a try, or as number 0 the base."""
 
@@ -104,10 +104,7 @@ def differences(receipt: Receipt, text: Literal["val", "hidden"] = "val") -> np.
     return ours - theirs
 
 
-Verdict = tuple[Literal["record", "none"], str]
-
-
-def decide(race: Race, number: int, differences: np.ndarray) -> Verdict | None:
+def decide(race: Race, number: int, differences: np.ndarray) -> tuple[str, str] | None:
     """Return the verdict on try `number`, and a sentence; None: more pairs have to run.
 
     The differences, of which those below 0 are gains, are taken to be normal: Student's bounds.
@@ -126,42 +123,38 @@ def decide(race: Race, number: int, differences: np.ndarray) -> Verdict | None:
         return "record", f"a record: {gain}, and at least {least:.4f} (alpha {alpha:.1g})"
     if most < race.gain:
         return "none", f"no record: {gain}, and {race.gain:g} or more is out of reach"
-    if n >= race.seeds:
-        return (
-            "none",
-            f"no record: {gain}, but perhaps only {least:.4f} (alpha {alpha:.1g}); no seeds are left",
-        )
-    return None
+    perhaps = f"no record: {gain}, but perhaps only {least:.4f} (alpha {alpha:.1g}); no seeds are left"
+    return ("none", perhaps) if n >= race.seeds else None
+
+
+def judged(race: Race, receipt: Receipt) -> Receipt | None:
+    """Return a try with its verdict; None: more pairs have to run.
+
+    A record says whether its gain is on the hidden text, too, with a 95% interval for one look.
+    """
+    if (found := decide(race, receipt.number, differences(receipt))) is None:
+        return None
+    verdict, sentence = found
+    if verdict == "record":
+        gains = -differences(receipt, "hidden")
+        mean, half = gains.mean(), critical(len(gains)) * stats.sem(gains)
+        there = "its gain is there, too" if mean > half else "its gain is not seen there"
+        sentence += f"; on the hidden text {mean:+.4f} ± {half:.4f}: {there}"
+        return replace(receipt, verdict="record", sentence=sentence)
+    ours, theirs = ([replace(x, hidden=None) for x in runs] for runs in (receipt.ours, receipt.theirs))
+    return replace(receipt, verdict="none", sentence=sentence, ours=ours, theirs=theirs)
 
 
 def audit(race: Race, receipt: Receipt) -> str:
     """Judge a try again from the losses in its receipt. Say what does not hold; "": all does."""
-    if receipt.verdict == "refused":
+    looks = [(receipt.ours[:n], receipt.theirs[:n]) for n in race.looks() if n <= len(receipt.ours)]
+    again = (judged(race, replace(receipt, ours=ours, theirs=theirs)) for ours, theirs in looks)
+    told = next(filter(None, again), None)
+    if receipt.verdict == "refused" or told == receipt:
         return ""
-    found, used = differences(receipt), len(receipt.ours)
-    verdicts = {n: decide(race, receipt.number, found[:n]) for n in race.looks() if n <= used}
-    clear = next(((n, verdict) for n, verdict in verdicts.items() if verdict), None)
-    if clear is None or clear[0] < used:
+    if told is None or len(told.ours) < len(receipt.ours):
         return "its number of pairs is not that at which the losses are clear"
-    told = judged(receipt, clear[1])
-    return "" if told == receipt else f"its losses say {told.sentence!r}"
-
-
-def judged(receipt: Receipt, verdict: Verdict) -> Receipt:
-    """Return a receipt with its verdict: a record says what it gains on the hidden text, others do not."""
-    answer, sentence = verdict
-    if answer == "record":
-        return replace(receipt, verdict=answer, sentence=f"{sentence}; {on_hidden_text(receipt)}")
-    ours, theirs = ([replace(x, hidden=None) for x in runs] for runs in (receipt.ours, receipt.theirs))
-    return replace(receipt, verdict=answer, sentence=sentence, ours=ours, theirs=theirs)
-
-
-def on_hidden_text(receipt: Receipt) -> str:
-    """Say whether a record's gain is there on the hidden text, too, with a 95% interval for one look."""
-    found = differences(receipt, "hidden")
-    half = stats.t.isf(0.025, len(found) - 1) * stats.sem(found)
-    seen = "its gain is there, too" if found.mean() + half < 0 else "its gain is not seen there"
-    return f"on the hidden text {-found.mean():+.4f} ± {half:.4f}: {seen}"
+    return f"its losses say {told.sentence!r}"
 
 
 def table(ledger: list[Receipt]) -> str:

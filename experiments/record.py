@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
@@ -23,6 +24,12 @@ from data.dataset import dataset_dir
 from experiments.snapshot import ROOT, Snapshot, digest
 
 RESULTS = ROOT / "experiments" / "results"
+
+
+def not_defaults(values: dict[str, Any], left_out: Collection[str]) -> dict[str, Any]:
+    """Return the options that are not train.py's defaults, in order, without some."""
+    left = sorted(values.keys() - left_out)
+    return {name: values[name] for name in left if values[name] != getattr(Options, name, None)}
 
 
 @dataclass(frozen=True)
@@ -69,10 +76,10 @@ class Experiment:
 
 
 Value = bool | int | FiniteFloat | str | None
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+STRICT: Any = dict(frozen=True, kw_only=True, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
-@pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=STRICT)
+@pydantic.dataclasses.dataclass(**STRICT)
 class Result:
     """Holds what a run came to, as its result.json and a line of an experiment's file have it."""
 
@@ -109,15 +116,15 @@ class Result:
                 raise UserError(f"{path}: a run had {what} {had}, not {has}: restore it, or move the file")
 
 
-@pydantic.dataclasses.dataclass(kw_only=True, config=STRICT)
+@pydantic.dataclasses.dataclass(**STRICT)
 class Entry:
     """A set in an experiment's file."""
 
     options: dict[str, Value]  # that are not train.py's defaults
+    runs: list[Result]
     ms: Annotated[float, Field(ge=1e-6, le=1e12)] | None = None  # of a step
     ratio_half: NonNegative | None = None  # half the interval of ms over the base's
     timed: str | None = None  # when and where
-    runs: list[Result]
 
     def __post_init__(self):
         if type(self.option("max_iters")) is not int:
@@ -161,8 +168,7 @@ class Record:
         self.sets[label] = replace(self.sets[label], **values)
         lines = []
         for name, entry in self.sets.items():
-            times = {"ms": entry.ms, "ratio_half": entry.ratio_half, "timed": entry.timed}
-            head = {"options": entry.options} | {k: x for k, x in times.items() if x is not None}
+            head = value_reader(Entry).dump_python(entry, exclude={"runs"}, exclude_defaults=True)
             runs = ",\n".join(f"   {run.to_json()}" for run in entry.runs)
             lines.append(f'  {json.dumps(name)}: {{{json.dumps(head)[1:-1]}, "runs": [\n{runs}\n  ]}}')
         write_whole(self.path, '{"sets": {\n' + ",\n".join(lines) + "\n}}\n")

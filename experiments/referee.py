@@ -20,6 +20,7 @@ import tomllib
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
+from subprocess import Popen
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,12 +35,11 @@ from data.dataset import DATA, Batches, Dataset, dataset_dir, prepare_if_missing
 from data.tokenizer import from_json
 from data.writer import write_dataset
 from experiments import ledger
-from experiments.compare import COMMIT, changed, read_variants
+from experiments.compare import changed, read_variants
 from experiments.ledger import Race, Receipt, Run
 from experiments.record import Experiment, Result, Variant, machine
-from experiments.runner import Task, at_equal, train_all
-from experiments.snapshot import ROOT, git
-from experiments.trial import last_line, start
+from experiments.runner import Task, at_equal, last_line, train_all
+from experiments.snapshot import ROOT, full_hash, git, split_commit
 
 STATUS = {"record": 0, "none": 1, "refused": 3}
 # A try may change these of the files that train.py imports, but not those that read data, save or measure.
@@ -119,16 +119,18 @@ def show(referee: "Referee", options: RefereeOptions) -> None:
 
 @dataclass(frozen=True)
 class WatchedTask(Task):
-    """A run that cannot open what it is not to see."""
+    """A run that cannot open what it is not to see, nor write its own result."""
 
-    hidden: tuple[str, ...] = ()
+    results: Path
+    hidden: tuple[str, ...]
 
-    def words(self) -> list[str]:
-        return self.watched(super().words())
+    @property
+    def kept(self) -> Path:
+        return self.results / f"{self.folder.name}.json"
 
-    def watched(self, words: list[str]) -> list[str]:
-        code = str(self.variant.code.folder)
-        return [str(ROOT / "experiments" / "child.py"), code, *self.hidden, "--", *words]
+    def start(self, words: list[str], jobs: int = 1) -> Popen:
+        child = [str(ROOT / "experiments" / "child.py"), str(self.variant.code.folder), *self.hidden]
+        return super().start([*child, "--", *words], jobs)
 
     def seconds(self) -> float:
         """Return the time of training: options.json is written before it, metrics.jsonl last at its end."""
@@ -154,15 +156,16 @@ class Referee:
             base = [full_commit(word) for word in shlex.split(self.race.base)]
             self.add(self.receipt(base, "the base of the race"))
         self.move_branch()
-        texts, record = self.cut_text(), ledger.latest_record(self.receipts)
+        record = ledger.latest_record(self.receipts)
         asked, words = words, changed(record.words, [full_commit(word) for word in words])
+        self.texts = cut_text(self.race, self.out)
         variants = read_variants({"record": record.words, "try": words}, self.out)
         if variants["try"].mark == variants["record"].mark:
             raise UserError("the record has this program and these options: nothing would change")
         receipt = self.receipt(words, why, record.number)
         try:
             check_rules(variants, asked)
-            receipt = self.raced(receipt, record, variants, texts)
+            receipt = self.raced(receipt, record, variants)
         except Refused as broken:
             receipt = replace(receipt, verdict="refused", sentence=f"refused: {broken}")
         self.add(receipt)
@@ -172,8 +175,7 @@ class Referee:
     def move_branch(self) -> None:
         """Have the branch `record` name the latest record's commit, also after a kill."""
         words = ledger.latest_record(self.receipts).words
-        commit = next(word.removeprefix("git:") for word in words if re.fullmatch(COMMIT, word))
-        git("update-ref", "refs/heads/record", commit)
+        git("update-ref", "refs/heads/record", split_commit(words)[0])
 
     def receipt(self, words: list[str], why: str, raced: int = 0) -> Receipt:
         about: dict[str, Any] = {"number": len(self.receipts), "raced": raced} | machine()
@@ -183,60 +185,50 @@ class Referee:
         self.receipts.append(receipt)
         ledger.write(self.path, self.receipts)
 
-    def cut_text(self) -> "Texts":
-        words = [word for word in shlex.split(self.race.base) if not re.fullmatch(COMMIT, word)]
-        dataset = parse_options(words).dataset
-        texts = cut_text(dataset, self.out / "texts")
-        return replace(texts, hidden=(*texts.hidden, str(self.path.parent), str(self.out / "runs")))
-
-    def raced(
-        self, receipt: Receipt, record: Receipt, variants: dict[str, Variant], texts: "Texts"
-    ) -> Receipt:
+    def raced(self, receipt: Receipt, record: Receipt, variants: dict[str, Variant]) -> Receipt:
         """Train pairs of runs until the verdict is clear. Raises Refused."""
         times = self.out / "times" / f"{variants['record'].mark}.{variants['try'].mark}.json"
         if record.options:  # it won with its own number of steps
             variants = variants | {"record": replace(variants["record"], options=record.options)}
-        sets = at_equal(Experiment(times, "", "", variants), self.race.equal).sets
+        sets = at_equal(Experiment(times, sets=variants), self.race.equal).sets
         # Nobody has seen losses with these seeds when the record was made.
         earlier = self.receipts[: record.number + 1]
         first = 1 + max((run.seed for x in earlier for run in x.ours), default=0)
         for n in self.race.looks():
             seeds = range(first, first + n)
-            theirs, ours = (self.runs(x, seeds, texts) for x in sets.values())
+            theirs, ours = (self.runs(x, seeds) for x in sets.values())
             if self.race.equal == "time" and slower(ours, theirs):  # has the machine become slower?
-                theirs = self.runs(sets["record"], seeds, texts, anew=True)
+                theirs = self.runs(sets["record"], seeds, anew=True)
             receipt = replace(receipt, options=sets["try"].options, ours=ours, theirs=theirs)
             check_runs(receipt, self.race)
-            if verdict := ledger.decide(self.race, receipt.number, ledger.differences(receipt)):
-                return ledger.judged(receipt, verdict)
+            if told := ledger.judged(self.race, receipt):
+                return told
         raise AssertionError("the last look gives a verdict")
 
-    def runs(self, variant: Variant, seeds: range, texts: "Texts", anew: bool = False) -> list[Run]:
+    def runs(self, variant: Variant, seeds: range, anew: bool = False) -> list[Run]:
         """Train and judge these seeds, unless their results are there. Raises Refused or UserError."""
 
         def keep(task: Any, result: Result) -> None:
-            val, hidden = judge(task, texts) if result.diverged is None else (None, None)
+            val, hidden = judge(task, self.texts) if result.diverged is None else (None, None)
             run = Run(seed=task.seed, seconds=task.seconds(), val=val, hidden=hidden)
-            write_whole(kept[task.folder], json.dumps(asdict(run)))
+            write_whole(task.kept, json.dumps(asdict(run)))
 
-        folders = {seed: self.out / "runs" / f"{variant.mark}.seed-{seed}" for seed in seeds}
-        kept = {folder: self.results / f"{folder.name}.json" for folder in folders.values()}
-        tasks = [WatchedTask(variant.code.name, variant, *each, texts.hidden) for each in folders.items()]
-        due: list[Task] = [task for task in tasks if anew or not kept[task.folder].exists()]
+        name, hidden = variant.code.name, (*self.texts.hidden, str(self.path.parent), str(self.out / "runs"))
+        tasks = [WatchedTask(name, variant, seed, self.out, self.results, hidden) for seed in seeds]
+        due: list[Task] = [task for task in tasks if anew or not task.kept.exists()]
         for task in due:  # a run that goes on would have its last part timed alone
             shutil.rmtree(task.folder, ignore_errors=True)
         if train_all(due, self.jobs, keep):
             for opened in re.findall("(?m)^error: it opens .*", "\n".join(last_line(x.folder) for x in due)):
                 raise Refused(f"{opened.removeprefix('error: ')}, which training is not to see")
             raise UserError("a run failed: mend it; after a stop, the same command goes on")
-        return [read_json(path, Run) for path in kept.values()]
+        return [read_json(task.kept, Run) for task in tasks]
 
     def again(self, receipt: Receipt) -> str:
         """Train the first run of a try again. Raises UserError if its loss is not the same to the bit."""
-        texts, before = self.cut_text(), receipt.ours[0]
+        self.texts, before = cut_text(self.race, self.out), receipt.ours[0]
         variant = Variant(read_variants({"try": receipt.words}, self.out)["try"].code, receipt.options)
-        (self.results / f"{variant.mark}.seed-{before.seed}.json").unlink(missing_ok=True)
-        (after,) = self.runs(variant, range(before.seed, before.seed + 1), texts)
+        (after,) = self.runs(variant, range(before.seed, before.seed + 1), anew=True)
         if after.val != before.val:
             raise UserError(f"try {receipt.number}, seed {before.seed}: {after.val}, but it was {before.val}")
         return f"try {receipt.number}, seed {before.seed}: trained again, and equal to the bit"
@@ -252,8 +244,10 @@ class Texts:
     hidden: tuple[str, ...]  # folders and files that training may not see
 
 
-def cut_text(dataset: str, folder: Path) -> Texts:
+def cut_text(race: Race, out: Path) -> Texts:
     """Write once a data set that has nothing of what judges, and have runs find it by the same name."""
+    _, words = split_commit(shlex.split(race.base))
+    dataset, folder = parse_options(words).dataset, out / "texts"
     if Path(dataset).name != dataset:
         raise UserError(f"dataset={dataset}: a race needs the name of a data set, below data/")
     judging, source = folder / f"{dataset}.npz", dataset_dir(dataset).resolve()
@@ -296,14 +290,11 @@ def judge(task: WatchedTask, texts: Texts) -> tuple[float, float]:
     # From somewhere in each row on, other tokens.
     before = np.arange(T) < np.random.default_rng(0).integers(1, T, B)[:, None]
     later = np.where(before, x[:1], (x[:1] + 1) % V)
-    seen = texts.seen.tokens("train").read(range(0, B * T, T), T + 1).astype(np.int32)
     steps = [0, 1, task.variant.option("max_iters") - 1]
     asked = task.folder / "asked.npz"
-    np.savez(asked, x=np.concatenate([x, x3, later]), seen=seen, steps=steps)
+    np.savez(asked, x=np.concatenate([x, x3, later]), y=y[0], steps=steps)
     try:
-        words = task.watched(["model", str(task.folder), str(asked)])
-        if start(task.variant.code, words, task.folder, task.variant.option("dataset")).wait():
-            raise UserError(f"{task}: its model does not answer: {last_line(task.folder)}")
+        task.finish(["model", str(task.folder), str(asked)])
         with refusing(f"{asked}: has no answers", "give the command again", Exception):
             said = dict(np.load(asked))
     finally:
@@ -313,7 +304,7 @@ def judge(task: WatchedTask, texts: Texts) -> tuple[float, float]:
         raise Refused("its logits are not all finite")
     if np.abs(logits[-1] - logits[0])[before].max() > 1e-3 * np.abs(logits[0]).max():
         raise Refused("logits depend on later tokens")
-    if said["loss"] < cross_entropy(said["logits_of_seen"], seen[:, 1:]) - 1e-3:
+    if said["loss"] < cross_entropy(logits[0], y[0]) - 1e-3:
         raise Refused("the model's loss is below the cross entropy of its logits")
     if said["alike"]:
         raise Refused("its weights begin alike with every seed")
@@ -356,11 +347,9 @@ def slower(ours: list[Run], theirs: list[Run]) -> tuple[float, float] | None:
 
 def full_commit(word: str) -> str:
     """Return a word that names a commit with the commit's full hash. Raises UserError."""
-    if not re.fullmatch(COMMIT, word):
-        return word
     if word == "git:":
         raise UserError("git: alone is the working tree: commit it, so that the ledger can name it")
-    return "git:" + git("rev-parse", "--verify", "--end-of-options", f"{word[4:]}^{{commit}}").strip()
+    return f"git:{full_hash(word[4:])}" if word.startswith("git:") else word
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pandas as pd
 from common.errors import UserError, command
 from common.files import read_json, refusing
 from config.options import NOT_RESUMED, RESUMING, Options
-from experiments.record import RESULTS, Record, Result, data_mark
+from experiments.record import RESULTS, Record, Result, data_mark, not_defaults
 from experiments.report import save_svg
 from experiments.statistics import critical
 from runs.metrics import read_records
@@ -57,7 +57,7 @@ def find_runs(options: dict[str, Any]) -> list[Result]:
     """Return the runs, on any data, with the same options as far as they matter to the loss."""
     for name, label in SOURCES.items():
         entry = Record(RESULTS / f"{name}.json").sets[label]
-        if mattering(entry.options) == mattering(options):
+        if not_defaults(entry.options, FREE) == not_defaults(options, FREE):
             return entry.runs
     return []
 
@@ -66,11 +66,6 @@ def read_options(path: str) -> Options:
     """Read a run's `options.json`. Raises UserError."""
     with refusing(f"{path}: cannot be read as options", "put back what it was", ValueError):
         return Options.from_json(read_json(Path(path)), origin=path)
-
-
-def mattering(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that matter to the loss and are not the defaults."""
-    return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name, None)}
 
 
 def verdict(loss: float, others: pd.Series) -> str:

@@ -1,29 +1,62 @@
-"""Train the runs that an experiment lacks, some at once, and keep their results.
+"""Train with a version's own train.py: to the end, or shortly, for the time of a step or what options mean.
 
 A killed run goes on from its last checkpoint. A run's folder is named by its options, its code and its seed,
 and keeps its result: what experiments share is trained once.
 """
 
+import os
+import re
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from subprocess import DEVNULL, Popen
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from scipy.stats import sem
+
+from common.command_line import INT32
 from common.devices import count_cpus
 from common.errors import UserError
 from common.files import read_json, refusing, write_whole
+from data.dataset import DATA, dataset_dir
 from experiments.record import Experiment, Result, Value, Variant, data_mark, machine, read_result
-from experiments.trial import diverged_at, last_line, start, time_by_turns
-from runs.metrics import RECORD
+from experiments.snapshot import Snapshot
+from experiments.statistics import critical
+from runs.metrics import RECORD, read_records
 
 Equal = Literal["steps", "tokens", "time"]
 # These do not change what a run trains.
 KEEPING = {"out_dir": "", "keep_checkpoints": 1, "log_interval": 10, "wandb_log": False}
+TURNS, SECONDS = 5, 5.0  # how often a step of each set is timed, and how long
+WARM_UP, SEEN = 3, 10  # steps that are not timed, and those whose losses are compared
+
+
+def start(code: Snapshot, words: list[str], folder: Path, dataset: str = "", **variables) -> Popen:
+    """Start a program of this code, which finds our data sets. Its output is train.log in the folder."""
+    data = dataset_dir(dataset)
+    named = data.parent if data.name == dataset else os.environ.get("NANOJAXGPT_DATA", DATA)
+    env = os.environ | {"NANOJAXGPT_DATA": str(named)} | variables
+    command = [sys.executable, str(code.folder / words[0]), *words[1:]]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "train.log", "ab") as log:
+        # In a session of its own, since a second Ctrl-C would end it unsaved.
+        return Popen(command, env=env, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def last_line(folder: Path) -> str:
+    return (folder / "train.log").read_text(errors="replace").strip().rpartition("\n")[2]
+
+
+def diverged_at(folder: Path) -> int | None:
+    """Return the iteration at which a run in this folder has diverged, by its last line."""
+    found = re.match(r"error: iter (\d+): ", last_line(folder))
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
@@ -33,7 +66,11 @@ class Task:
     label: str
     variant: Variant
     seed: int
-    folder: Path
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.out / "runs" / f"{self.variant.mark}.seed-{self.seed}"
 
     @property
     def kept(self) -> Path:
@@ -47,9 +84,14 @@ class Task:
             values["init_from"] = "auto"
         return ["train.py", *(f"--{name}={value}" for name, value in values.items())]
 
-    def start(self, words: list[str], jobs: int = 1) -> subprocess.Popen:
+    def start(self, words: list[str], jobs: int = 1) -> Popen:
         threads = {"PJRT_NPROC": str(max(1, count_cpus() // jobs))} if jobs > 1 else {}  # XLA's
         return start(self.variant.code, words, self.folder, self.variant.option("dataset"), **threads)
+
+    def finish(self, words: list[str]) -> None:
+        """Run a program of this code to its end. Raises UserError if it fails."""
+        if self.start(words).wait():
+            raise UserError(f"{self}: {last_line(self.folder)}")
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}"
@@ -67,7 +109,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
 
     record = experiment.record()
     due = [
-        Task(label, variant, seed, out / "runs" / f"{variant.mark}.seed-{seed}")
+        Task(label, variant, seed, out)
         for seed in range(1, experiment.seeds + 1)
         for label, variant in experiment.sets.items()
         if label in labels and seed not in record.losses(label)
@@ -139,23 +181,79 @@ def result_of(task: Task, status: int) -> Result | None:
 def evaluated(task: Task, result: Result) -> Result:
     """Evaluate a trained run on all of the validation text, by its own evaluate.py. Raises UserError."""
     path = task.folder / "evaluation.json"
-    if task.start(["evaluate.py", f"--out_dir={task.folder}", f"--json={path}"]).wait():
-        raise UserError(f"{task}: {last_line(task.folder)}")
+    task.finish(["evaluate.py", f"--out_dir={task.folder}", f"--json={path}"])
     with refusing(f"{path}: cannot be read", "give the command again", Exception):
         found = read_json(path, dict[str, Value])
         return replace(result, loss=found["loss"], bits_per_byte=found["bits_per_byte"])
 
 
+# Short runs
+
+
+def train_until(enough: Callable[[], bool], code: Snapshot, words: list[str], folder: Path, data: str = ""):
+    """Train until there is enough to see in the folder, or the run diverges. Raises UserError for a crash."""
+    process = start(code, ["train.py", *words, f"--out_dir={folder}", "--wandb_log=False"], folder, data)
+    try:
+        while not enough():
+            if process.poll() is not None:
+                if diverged_at(folder) is None:
+                    raise UserError(f"{code.name}: {last_line(folder).removeprefix('error: ')}")
+                return
+            time.sleep(0.2)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def options_of(code: Snapshot, words: list[str]) -> dict[str, Value]:
+    """Return all options, as these words mean them to this code. Raises UserError."""
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary, "options.json")
+        train_until(path.exists, code, words, path.parent)
+        with refusing(f"{code.name}: its options cannot be read", "compare another commit", ValueError):
+            return read_json(path, dict[str, Value])
+
+
+def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
+    """Return the milliseconds of a step, and the losses of the first ones; none of those if it diverges."""
+    never = INT32 - 1
+    changes = {"max_iters": never, "eval_interval": never, "eval_iters": 1, "log_interval": 1} | rates
+    words = [f"--{name}={value}" for name, value in (variant.options | changes).items()]
+    steps: list[dict[str, float]] = []
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+
+        def enough() -> bool:
+            steps[:] = [record for record in read_records(folder / "metrics.jsonl") if "ms" in record]
+            return len(steps) >= SEEN and sum(step["ms"] for step in steps[WARM_UP:]) >= 1e3 * SECONDS
+
+        train_until(enough, variant.code, words, folder, variant.option("dataset"))
+        if diverged_at(folder) is not None:  # its steps take as long with a rate that changes nothing
+            return short_run(variant, learning_rate=1e-9, min_lr=0.0)[0], []
+    return median(step["ms"] for step in steps[WARM_UP:]), [step["loss"] for step in steps[:SEEN]]
+
+
 def time_steps(experiment: Experiment) -> None:
-    """Time a step of each set, unless the record has all. Raises UserError."""
-    record = experiment.record()
-    if all(record.sets[label].ms for label in experiment.sets):
+    """Time a step of each set, unless the record has all, and say how sure its ratio to the base's is.
+
+    By turns, what else runs slows all alike. Other code whose losses are the base's, with the same options,
+    is named on stderr. Raises UserError.
+    """
+    record, sets = experiment.record(), experiment.sets
+    if all(record.sets[label].ms for label in sets):
         return
     print("timing a step of each, by turns", file=sys.stderr, flush=True)
-    about = machine()
+    turns = [{label: short_run(x) for label, x in sets.items()} for _ in range(TURNS)]
+    base, about = next(iter(sets)), machine()
     timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
-    for label, (ms, half) in time_by_turns(experiment.sets).items():
-        record.set(label, ms=round(ms, 2), ratio_half=round(half, 3), timed=timed)
+    middle = median(turn[base][0] for turn in turns)
+    for label, x in sets.items():
+        ratios = [turn[label][0] / turn[base][0] for turn in turns]  # of neighbours in time
+        half = critical(TURNS) * float(sem(ratios))
+        record.set(label, ms=round(middle * median(ratios), 2), ratio_half=round(half, 3), timed=timed)
+        alike = x.options == sets[base].options and turns[0][label][1] == turns[0][base][1] != []
+        if alike and x.code.files != sets[base].code.files:
+            print(f"{label}: {SEEN} steps change nothing: does fast.py override it?", file=sys.stderr)
 
 
 def at_equal(experiment: Experiment, equal: Equal) -> Experiment:

@@ -34,8 +34,7 @@ def take(commit: str, folder: Path) -> Snapshot:
     write_whole(folder / ".gitignore", "*\n")  # else a copy of the working tree would have the earlier copies
     with TemporaryDirectory(dir=folder.resolve()) as temporary:
         if commit:
-            found = git("rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}").strip()
-            about = git("log", "-1", "--no-show-signature", "--format=%T%n%h: %s", found)
+            about = git("log", "-1", "--no-show-signature", "--format=%T%n%h: %s", full_hash(commit))
             tree, _, name = about.strip().partition("\n")
         else:
             index = {"GIT_INDEX_FILE": f"{temporary}/index"}  # the user's stays as it is
@@ -51,6 +50,16 @@ def take(commit: str, folder: Path) -> Snapshot:
             found.folder.rename(Path(temporary, "earlier"))
         copy.rename(found.folder)
     return found
+
+
+def split_commit(words: list[str]) -> tuple[str, list[str]]:
+    """Return the commit that is named as git:COMMIT, or "" for the working tree, and the other words."""
+    commit = "".join(word.removeprefix("git:") for word in words if word.startswith("git:"))
+    return commit, [word for word in words if not word.startswith("git:")]
+
+
+def full_hash(commit: str) -> str:
+    return git("rev-parse", "--verify", "--end-of-options", f"{commit}^{{commit}}").strip()
 
 
 def git(*words: str, **environment: str) -> str:

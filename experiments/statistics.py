@@ -5,6 +5,7 @@ The mean difference has Student's interval, which is wide for few seeds. It hold
 seeds that was fixed beforehand. If you look, add seeds and look again, you need one that holds at every look.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,11 +78,7 @@ def power(n: int, gain: float, spread: float, freedom: int, looked: bool = False
 
 def seeds_to_show(gain: float, spread: float, freedom: int, looked: bool = False) -> int:
     """Return how many seeds show a gain with CHANCE; MOST if those do not."""
-    few, many = 1, MOST
-    while many - few > 1:
-        n = (few + many) // 2
-        few, many = (few, n) if power(n, gain, spread, freedom, looked) >= CHANCE else (n, many)
-    return many
+    return bisect_left(range(MOST), CHANCE, lo=2, key=lambda n: power(n, gain, spread, freedom, looked))
 
 
 def smallest_gain(n: int, spread: float, freedom: int, looked: bool = False) -> float:

@@ -14,7 +14,7 @@ import evaluate
 from common.files import read_json, write_whole
 from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer, write_text
-from experiments import compare, reference, snapshot, trial
+from experiments import compare, reference, runner, snapshot
 from experiments.compare import STATUS, CompareOptions, design, main, metric_of, needed, plan
 from experiments.record import Variant, read_result
 from experiments.reference import read_options
@@ -270,8 +270,8 @@ def test_losses_are_compared_of_equal_tokens_and_bits_of_equal_texts(data):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(trial, "SECONDS", 0.1)
-    monkeypatch.setattr(trial, "TURNS", 1)
+    monkeypatch.setattr(runner, "SECONDS", 0.1)
+    monkeypatch.setattr(runner, "TURNS", 1)
 
 
 @pytest.mark.slow

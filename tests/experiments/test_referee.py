@@ -71,13 +71,13 @@ def receipt_of(diffs, number=1) -> Receipt:
 
 def test_a_receipt_is_judged_again_from_its_losses():
     diffs = [-0.51, -0.5, -0.49, -0.5]
-    record = judged(receipt_of(diffs), decide(RACE, 1, np.array(diffs)))
+    record = judged(RACE, receipt_of(diffs))
     assert record.verdict == "record" and "on the hidden text +0.5000" in record.sentence
     assert audit(RACE, record) == ""
     assert "its losses say" in audit(RACE, replace(record, sentence="a record, and what a one"))
     luckier = replace(record, ours=[replace(run, val=run.val - 0.3) for run in record.ours])
     assert audit(RACE, luckier)
-    bad = judged(receipt_of([0.5, 0.52]), decide(RACE, 1, np.array([0.5, 0.52])))
+    bad = judged(RACE, receipt_of([0.5, 0.52]))
     assert bad.verdict == "none" and all(run.hidden is None for run in bad.ours) and audit(RACE, bad) == ""
     assert "number of pairs" in audit(RACE, receipt_of([0.5, 0.52, 0.5, 0.52]))
 
@@ -158,7 +158,7 @@ def test_the_record_is_timed_again_before_a_try_is_refused_for_its_time(
     slow = [replace(run, seconds=80.0) for run in pairs.ours]
     sets = {label: Variant(take("", tmp_path), {"n_head": i}) for i, label in enumerate(("record", "try"))}
 
-    def runs(self, variant, seeds, texts, anew=False):
+    def runs(self, variant, seeds, anew=False):
         theirs = [replace(run, seconds=again if anew else 60.0) for run in pairs.theirs]
         return theirs if variant == sets["record"] else slow
 
@@ -169,9 +169,9 @@ def test_the_record_is_timed_again_before_a_try_is_refused_for_its_time(
     judge.receipts = [record]
     if refused:
         with pytest.raises(Refused, match="the record's 50 s: its clock is wrong"):
-            judge.raced(pairs, record, sets, None)
+            judge.raced(pairs, record, sets)
     else:
-        assert judge.raced(pairs, record, sets, None).theirs[0].seconds == 70.0
+        assert judge.raced(pairs, record, sets).theirs[0].seconds == 70.0
 
 
 # From a command to the ledger

@@ -1,23 +1,35 @@
-"""Experiments: what is trained and what is not again, what a kill leaves, lists, tables and pictures."""
+"""Experiments: runs of other code, what is trained and not again, what a kill leaves, tables and pictures."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
-from config.options import Options, parse_options
+from common.files import write_whole
+from config.options import parse_options
+from evaluate import main as evaluate
+from experiments import runner
 from experiments.compare import LEFT_OUT, in_full, read_list
-from experiments.record import RESULTS, Experiment, Record, Variant, machine
+from experiments.record import RESULTS, Experiment, Record, Variant, machine, not_defaults
 from experiments.report import describe, provenance, sentences, table, write_report
-from experiments.runner import Task, at_equal, evaluated, result_of, run
-from experiments.snapshot import Snapshot
+from experiments.runner import (
+    Task,
+    at_equal,
+    evaluated,
+    options_of,
+    result_of,
+    run,
+    short_run,
+    time_steps,
+)
+from experiments.snapshot import Snapshot, program
 from tests.experiments.conftest import OPTIONS, result, words
 from tests.helpers import ROOT, newest_checkpoint, refusal, start_python, wait_until
 from training.state import model_config
@@ -67,9 +79,9 @@ EVALUATED = '{{"iter": {}, "train/loss": 3.0, "val/loss": 2.0}}\n'
 def test_metrics_that_are_damaged_or_lack_the_last_evaluation_are_no_result(experiment, tmp_path, text):
     """Each of these runs has six iterations."""
     task = Task("slow", experiment.sets["slow"], 1, tmp_path)
-    (tmp_path / "metrics.jsonl").write_text(EVALUATED.format(6))
+    write_whole(path := task.folder / "metrics.jsonl", EVALUATED.format(6))
     assert result_of(task, 0).val == 2.0
-    (tmp_path / "metrics.jsonl").write_text(text)
+    path.write_text(text)
     assert "metrics.jsonl: damaged (" in refusal(result_of, task, 0)
 
 
@@ -84,11 +96,10 @@ def test_a_run_that_was_not_evaluated_has_no_loss_of_evaluate_py(experiment):
     "text", ["{", "[]", "{}", '{"loss": "x", "bits_per_byte": 1}', '{"loss": NaN, "bits_per_byte": 1}']
 )
 def test_a_damaged_evaluation_is_refused_in_a_line(experiment, tmp_path, monkeypatch, text):
-    ended = SimpleNamespace(wait=lambda: 0)
-    (tmp_path / "evaluation.json").write_text(text)
-    monkeypatch.setattr(Task, "start", lambda self, words: ended)
-    said = refusal(evaluated, Task("slow", experiment.sets["slow"], 1, tmp_path), result(1, 2.0))
-    assert said.startswith(f"{tmp_path}/evaluation.json: cannot be read (")
+    task = Task("slow", experiment.sets["slow"], 1, tmp_path)
+    write_whole(path := task.folder / "evaluation.json", text)
+    monkeypatch.setattr(Task, "finish", lambda self, words: None)
+    assert refusal(evaluated, task, result(1, 2.0)).startswith(f"{path}: cannot be read (")
 
 
 @pytest.mark.slow
@@ -116,6 +127,69 @@ def test_a_killed_list_goes_on_where_its_run_was(repository, tiny_data, tmp_path
     (one,) = record.sets["it"].runs
     assert one.steps == 1500 and [step for step, _, _ in one.evaluations] == list(range(0, 1501, 100))
     assert record.losses("other").empty
+
+
+@pytest.fixture
+def version(tmp_path):
+    """`version(code)` makes a version whose train.py does this in its out_dir, and then waits for ever."""
+
+    def make(code: str) -> Snapshot:
+        (tmp_path / "train.py").write_text(
+            "import json, os, sys, time\n"
+            "words = dict(word[2:].split('=', 1) for word in sys.argv[1:])\n"
+            "os.chdir(words['out_dir'])\n"
+            f"{code}\n"
+            "time.sleep(600)\n"
+        )
+        return Snapshot(tmp_path, "theirs", {})
+
+    return make
+
+
+def test_a_versions_options_are_those_that_its_train_py_writes(version):
+    """Which is then ended."""
+    code = version("json.dump(words | {'n_layer': 3}, open('options.json', 'w'))")
+    found = options_of(code, ["--sharpness=2.5"])
+    assert found["sharpness"] == "2.5" and found["n_layer"] == 3
+
+
+def test_a_version_that_does_not_train_is_refused_in_a_line(version):
+    for code, said in {
+        "sys.exit('error: --qk is no option')": "theirs: --qk is no option",
+        "open('options.json', 'w').write('[1]')": "theirs: its options cannot be read (",
+    }.items():
+        assert refusal(options_of, version(code), []).startswith(said)
+
+
+def test_the_time_of_a_step_is_the_median_behind_the_first_ones(version, monkeypatch):
+    monkeypatch.setattr(runner, "SECONDS", 0.03)
+    times = [900.0, 800.0, 700.0, *[5.0] * 5, 6.0, 400.0]
+    lines = [json.dumps({"iter": i, "loss": float(i), "ms": ms}) + "\n" for i, ms in enumerate(times)]
+    lines.insert(0, '{"iter": 0, "train/loss": 4.0, "val/loss": 4.0}\n')
+    code = version(f"open('metrics.jsonl', 'w').write({''.join(lines)!r})")
+    assert short_run(Variant(code, {"dataset": "x"})) == (5.0, [float(i) for i in range(10)])
+
+
+def test_a_run_that_diverges_is_timed_with_a_rate_that_changes_nothing(version, monkeypatch):
+    monkeypatch.setattr(runner, "SECONDS", 0.0)
+    lines = "".join(json.dumps({"iter": i, "loss": 1.0, "ms": 5.0}) + "\n" for i in range(10))
+    diverges = "if words['learning_rate'] == '1e30': sys.exit('error: iter 1: loss is nan')"
+    code = version(f"{diverges}\nopen('metrics.jsonl', 'w').write({lines!r})")
+    assert short_run(Variant(code, {"dataset": "x", "learning_rate": "1e30"})) == (5.0, [])
+
+
+def test_times_are_ratios_of_neighbours_in_time_with_students_interval(tmp_path, monkeypatch, capsys):
+    """The machine is twice as slow in the second turn. Other code with the same losses is named."""
+    sets = {x: Variant(Snapshot(None, "", {"model.py": x}), {}) for x in ("base", "idle", "other")}
+    times = iter([2.0, 3.0, 3e3, 4.0, 6.0, 5.6e3, 2.0, 3.0, 3.2e3, 2.0, 3.0, 2.8e3, 2.0, 3.0, 3.2e3])
+    losses = {"base": [4.0], "idle": [4.0], "other": [4.1]}
+    monkeypatch.setattr(runner, "short_run", lambda x: (next(times), losses[x.code.files["model.py"]]))
+    time_steps(experiment := Experiment(tmp_path / "it.json", sets=sets))
+    found = {label: (x.ms, x.ratio_half) for label, x in experiment.record().sets.items()}
+    # Student's t of four degrees of freedom is 2.7764; the ratios are 1500, 1400, 1600, 1400, 1600.
+    half = pytest.approx(2.7764 * 100 / 5**0.5, rel=1e-4)
+    assert found == dict(base=(2.0, 0.0), idle=(3.0, 0.0), other=(3000.0, half))
+    assert capsys.readouterr().err.endswith("\nidle: 10 steps change nothing: does fast.py override it?\n")
 
 
 def test_a_set_whose_options_change_begins_anew_and_one_that_is_gone_keeps_its_row(experiment):
@@ -168,8 +242,7 @@ def test_the_sets_of_a_list_are_those_that_its_results_are_of(path, tmp_path, mo
             if not any(word.startswith("git:") for word in line):  # else another version's options
                 options = parse_options(line)
                 model_config(options, 65, None)  # raises for a bad shape
-                values = {n: x for n, x in vars(options).items() if n not in LEFT_OUT}
-                assert found == {n: x for n, x in values.items() if x != getattr(Options, n)}
+                assert found == not_defaults(vars(options), LEFT_OUT)
             assert found["lr_decay_iters"] == found["max_iters"]
             assert found not in [x.options for x in variants.values()]
             variants[label] = Variant(CODE, found)
@@ -249,3 +322,22 @@ def test_of_several_changes_a_sentence_says_which_hold_together(experiment):
     assert first.startswith("fast helps by 0.1467 ± ") and second.startswith("faster hurts by 0.1100 ± ")
     assert "Luck alone moves one of 2 such intervals off 0 in 10%" in both
     assert both.endswith("hold together in 95%: faster hurts.")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_loss_that_is_trained_is_not_the_one_that_counts(clone, tiny_data, tmp_path):
+    """The code's own evaluate.py finds the cross entropy, whatever train.py reports."""
+    half = "return 0.5 * self.mean_nats(self.features(tokens, key=key), targets)"
+    patch = f"\n\ndef loss(self, tokens, targets, *, key=None):\n    {half}\n\n\nFastGPT.loss = loss\n"
+    (clone / "fast.py").write_text((clone / "fast.py").read_text() + patch)
+    code = Snapshot(clone, "theirs", program(clone))
+    variant = Variant(code, OPTIONS | {"dataset": str(tiny_data)})
+    experiment = Experiment(tmp_path / "it.json", "?", "python -m it", {"it": variant}, 1, metric="loss")
+    assert run(experiment, ["it"], 1, tmp_path) == 0
+    (result,) = experiment.record().sets["it"].runs
+    (folder,) = tmp_path.glob("runs/*")
+    evaluate([f"--out_dir={folder}", f"--json={tmp_path / 'found.json'}", "--device=cpu"])
+    found = json.loads((tmp_path / "found.json").read_text())["loss"]
+    assert result.loss == pytest.approx(found, rel=1e-6)
+    assert abs(result.val - result.loss) > 0.005

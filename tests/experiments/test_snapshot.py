@@ -79,9 +79,9 @@ def test_a_copy_that_was_edited_is_replaced(clone, tmp_path):
 
 SOON = """
 from common.errors import command
-from experiments import compare, trial
+from experiments import compare, runner
 
-trial.TURNS, trial.SECONDS = 1, 0.1
+runner.TURNS, runner.SECONDS = 1, 0.1
 command(compare.main)
 """
 
