@@ -119,13 +119,13 @@ def show(referee: "Referee", options: RefereeOptions) -> None:
 
 @dataclass(frozen=True)
 class WatchedTask(Task):
-    """A run that cannot open what it is not to see, nor write its own result."""
+    """A run that cannot open what it is not to see."""
 
     results: Path
     hidden: tuple[str, ...]
 
     @property
-    def kept(self) -> Path:
+    def kept(self) -> Path:  # not in its folder, where its own code writes
         return self.results / f"{self.folder.name}.json"
 
     def start(self, words: list[str], jobs: int = 1) -> Popen:
@@ -152,9 +152,10 @@ class Referee:
         why = " ".join(why.encode(errors="replace").decode().split())
         if not why:
             raise UserError("--why is missing: say what the idea is, for those who read the ledger")
+        about: dict[str, Any] = machine()
         if not self.receipts:
             base = [full_commit(word) for word in shlex.split(self.race.base)]
-            self.add(self.receipt(base, "the base of the race"))
+            self.add(Receipt(number=0, words=base, why="the base of the race", verdict="record", **about))
         self.move_branch()
         record = ledger.latest_record(self.receipts)
         asked, words = words, changed(record.words, [full_commit(word) for word in words])
@@ -162,7 +163,8 @@ class Referee:
         variants = read_variants({"record": record.words, "try": words}, self.out)
         if variants["try"].mark == variants["record"].mark:
             raise UserError("the record has this program and these options: nothing would change")
-        receipt = self.receipt(words, why, record.number)
+        n, raced = len(self.receipts), record.number
+        receipt = Receipt(number=n, raced=raced, words=words, why=why, verdict="none", **about)
         try:
             check_rules(variants, asked)
             receipt = self.raced(receipt, record, variants)
@@ -176,10 +178,6 @@ class Referee:
         """Have the branch `record` name the latest record's commit, also after a kill."""
         words = ledger.latest_record(self.receipts).words
         git("update-ref", "refs/heads/record", split_commit(words)[0])
-
-    def receipt(self, words: list[str], why: str, raced: int = 0) -> Receipt:
-        about: dict[str, Any] = {"number": len(self.receipts), "raced": raced} | machine()
-        return Receipt(words=words, why=why, verdict="record", **about)
 
     def add(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
@@ -320,10 +318,9 @@ def judge(task: WatchedTask, texts: Texts) -> tuple[float, float]:
 def check_rules(variants: dict[str, Variant], asked: list[str]) -> None:
     """Raise Refused for options or files that a try may not change."""
     ours, theirs = variants["try"], variants["record"]
+    options = [word.partition("=")[0] for word in asked]
     for name in MEASURED:
-        if ours.option(name) != theirs.option(name) or f"--{name}" in {
-            word.partition("=")[0] for word in asked
-        }:
+        if ours.option(name) != theirs.option(name) or f"--{name}" in options:
             raise Refused(f"{name} says what is measured, and stays as it is")
     for name, _ in ours.code.files.items() ^ theirs.code.files.items():
         if name in theirs.code.files and not any(fnmatch(name, pattern) for pattern in MAY_CHANGE):
