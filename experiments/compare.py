@@ -21,7 +21,6 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -177,20 +176,20 @@ def metric_of(variants: dict[str, Variant]) -> str:
     """
     names = {x.option("dataset") for x in variants.values()}
     datasets = [Dataset(name) for name in sorted(names)]
-    if len({str((x.meta.sha256 or {}).get("val", x.folder)) for x in datasets}) == 1:
+    if len({x.meta.sha256.get("val", str(x.folder)) for x in datasets}) == 1:
         return "val" if len({str(x.code.files) for x in variants.values()}) == 1 else "loss"
     if len({text_of(x) for x in datasets}) > 1:
         raise UserError(f"{', '.join(names)}: losses on other validation texts cannot be compared")
     return "bits_per_byte"
 
 
-def text_of(dataset: Dataset) -> str:
-    """Return a hash of a data set's validation text. Raises UserError where its tokens are not text."""
+def text_of(dataset: Dataset) -> bytes:
+    """Return a data set's validation text. Raises UserError where its tokens are not text."""
     if dataset.meta.tokenizer is None:
         raise UserError(f"{dataset.folder}: its tokens are not text: there are no bits per byte to compare")
     tokens = dataset.tokens("val")
     texts = document_bytes(tokens.read([0], len(tokens)), dataset.meta.tokenizer)
-    return sha256(b"".join(raw for found in texts for raw in found)).hexdigest()
+    return b"".join(raw for found in texts for raw in found)
 
 
 def plan(experiment: Experiment, out: Path) -> int:

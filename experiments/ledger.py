@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import pydantic
 import pydantic.dataclasses
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from scipy import stats
 
-from common.command_line import Fraction, NonNegative, NonNegativeInt, Seed, matching
+from common.command_line import Fraction, NonNegative, NonNegativeInt, Seed, matching, value_reader
 from common.files import refusing, write_whole
 from experiments.record import STRICT
 from experiments.report import save_svg
@@ -66,10 +65,10 @@ class Receipt:
     words: list[str]  # its code's commit, config and options
     verdict: Literal["record", "none", "refused"]
     sentence: str = "the base of the race"
-    options: dict[str, Any] = pydantic.Field(default_factory=dict)  # that are not train.py's defaults
+    options: dict[str, Any] = Field(default_factory=dict)  # that are not train.py's defaults
     raced: NonNegativeInt = 0  # the number of the record
-    ours: list[Run] = pydantic.Field(default_factory=list)
-    theirs: list[Run] = pydantic.Field(default_factory=list)  # the record's
+    ours: list[Run] = Field(default_factory=list)
+    theirs: list[Run] = Field(default_factory=list)  # the record's
     versions: str = ""
     cpu: str = ""
     date: str = ""
@@ -79,7 +78,7 @@ def read(path: Path) -> list[Receipt]:
     """Read a ledger. Raises UserError for a damaged one; `audit` finds other changes."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     with refusing(f"{path}: cannot be read", "restore it", ValueError):
-        found = [TypeAdapter(Receipt).validate_json(line) for line in lines]
+        found = [value_reader(Receipt).validate_json(line) for line in lines]
         if [receipt.number for receipt in found] != [*range(len(found))]:
             raise ValueError("its lines are not numbered from 0 on")
         if any([run.seed for run in x.ours] != [run.seed for run in x.theirs] for x in found):
