@@ -46,13 +46,13 @@ class Step:
     A call takes no arguments, and waits for its end. `program` is what XLA made.
     """
 
-    def __init__(self, how: How, gradients: bool = True, rows: int = ROWS, **shape):
+    def __init__(self, how: How, gradients: bool = True, **shape):
         gpt = GPT(replace(CONFIG, **shape), key=jax.random.key(0))
 
         def loss(gpt, x, y):
             return faster(gpt, how).loss(x, y)
 
-        x = jax.random.randint(jax.random.key(1), (rows, CONFIG.block_size), 0, CONFIG.vocab_size)
+        x = jax.random.randint(jax.random.key(1), (ROWS, CONFIG.block_size), 0, CONFIG.vocab_size)
         function = eqx.filter_value_and_grad(loss) if gradients else loss
         step = jax.jit(lambda gpt, x, y: function(gpt, x, y)).lower(gpt, x, x)
         self.compiled, self.arguments = step.compile(), (gpt, x, x)
