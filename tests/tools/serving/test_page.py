@@ -335,7 +335,8 @@ def test_a_run_that_learns_from_rewards_shows_rewards(open_page, run):
     page.wait_for_selector("#run-figures dd:has-text('0.750 at 0')")  # the highest
     names = page.locator("#run-figures dt").all_inner_texts()
     assert "best held-out reward" in names and "reward of the batch" in names
-    assert page.locator("#run-chart figcaption").inner_text().startswith("Mean reward, 1 for a right answer, by iteration")
+    caption = page.locator("#run-chart figcaption").inner_text()
+    assert caption.startswith("Mean reward, 1 for a right answer, by iteration")
     assert page.locator("#run-chart").get_by_text("nats").count() == 0
     (run / "metrics.jsonl").write_text(before)
 
