@@ -255,7 +255,7 @@ def test_losses_are_compared_of_equal_tokens_and_bits_of_equal_texts(data):
 @pytest.fixture
 def soon(monkeypatch):
     monkeypatch.setattr(runner, "SECONDS", 0.1)
-    monkeypatch.setattr(runner, "TURNS", 1)
+    monkeypatch.setattr(runner, "TURNS", 2)
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ SOON = """
 from common.errors import command
 from experiments import compare, runner
 
-runner.TURNS, runner.SECONDS = 1, 0.1
+runner.TURNS, runner.SECONDS = 2, 0.1
 command(compare.main)
 """
 
