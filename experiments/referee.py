@@ -75,7 +75,9 @@ def main(argv: list[str]) -> int:
         show_help(RefereeOptions)
     own, words = take_options(argv, RefereeOptions)
     options, (verb, *words) = RefereeOptions(**own), words or [""]
-    if verb not in ("try", "show") or (verb == "show") == bool(words):
+    if verb == "show" and words:
+        raise UserError(f"{words[0]}: `show` does not take it; see --help")
+    if verb not in ("try", "show") or (verb == "try" and not words):
         raise UserError("give `try` and what to try, as in: try git:my-idea --why=...; or `show`")
     folder = Path(options.ledger)
     folder.mkdir(parents=True, exist_ok=True)

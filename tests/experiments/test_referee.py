@@ -215,7 +215,7 @@ def test_a_record_is_kept_checked_and_trained_again_and_raced_with_new_seeds(clo
     assert "nothing would change" in refusal(race, "try", "git:idea", "--why=again")
     assert "--why is missing" in refusal(race, "try", "--n_head=2")
     assert "commit it" in refusal(race, "try", "git:", "--why=x")
-    assert "give `try` and what to try" in refusal(race, "show", "git:main")
+    assert "git:main: `show` does not take it" in refusal(race, "show", "git:main")
 
 
 @pytest.mark.slow
