@@ -1,9 +1,10 @@
-"""Evaluate a trained model: its loss on an entire split of a data set, or its answers to held-out questions.
+"""Evaluate a trained model: its loss on an entire split of a data set, or its answers to questions.
 
     python evaluate.py --out_dir=out-quickstart                     every option: python evaluate.py --help
     python evaluate.py --init_from=gpt2 --dataset=shakespeare
     python evaluate.py --out_dir=out --split=train --json=result.json
     python evaluate.py --out_dir=out-rl --beside=out-chat,a-folder --tasks=add,reverse      of data/tasks.py
+    python evaluate.py --out_dir=out-rl --beside=out-chat --ask=experiments/first_questions.txt
 
 The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
 begin `stride` tokens apart, and each counts the predictions that the one before has not made. Except at
@@ -12,7 +13,8 @@ conversations, the tokens that are learned are predicted, each from its own row.
 
 With --tasks each model answers the same questions, greedily and sampled at temperature 1. A share of right
 answers has Wilson's 95% interval. McNemar's exact test compares each other model with the first, by the
-questions that only one of the two answers rightly.
+questions that only one of the two answers rightly. With --ask it prints what each model answers to the lines
+of a file, greedily.
 """
 
 from common.errors import command  # isort: split
@@ -34,11 +36,11 @@ from tqdm import tqdm
 
 from common.command_line import Address, Count, Name, NonNegativeInt, given, refuse_unused
 from common.errors import UserError
-from common.files import check_writable, write_whole
+from common.files import check_writable, refusing, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, Meta, TokenFile, prepare_if_missing
 from data.spans import document_bytes
-from data.tasks import named_tasks
+from data.tasks import Question, named_tasks
 from data.tokenizer import document_start, end_of_text, same_tokens
 from generation.sampling import GREEDY, PLAIN
 from model import GPT
@@ -49,8 +51,11 @@ from rewards.evaluation import held_out
 from runs.checkpoint import latest_manifest
 from runs.load import is_run, load_model, tokenizer_of
 
-OF_TEXT = ("dataset", "split", "block_size", "stride", "batch_size", "add_special_tokens")
-OF_QUESTIONS = ("questions", "max_new_tokens", "beside")
+USED = {  # by what is evaluated: options that are not for all
+    None: ("dataset", "split", "block_size", "stride", "batch_size", "add_special_tokens"),
+    "--tasks": ("questions", "max_new_tokens", "beside"),
+    "--ask": ("questions", "max_new_tokens", "beside"),
+}
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,9 @@ class EvaluateOptions(ModelOptions):
     stride: Count | None = None  # tokens from one window to the next; None: block_size / 2
     batch_size: Count = 8  # rows computed at once, by all devices together
     add_special_tokens: bool = True  # False: leave out a token that only begins documents, as Llama's <s>
-    tasks: Name | None = None  # answer questions of these instead, as in add,date; all: every task
-    questions: Count = 200  # of each task
+    tasks: Name | None = None  # answer held-out questions of these instead, as in add,date; all: every task
+    ask: Name | None = None  # answer the questions of this file instead, one in a line
+    questions: Count = 200  # of each task, or of the file at most
     max_new_tokens: Count = 32  # tokens of an answer
     beside: Name | None = None  # to answer the same: folders, and runs' last checkpoints, with commas between
     json: Name | None = None  # file to write the result to as well
@@ -81,12 +87,16 @@ class EvaluateOptions(ModelOptions):
 def main(argv: list[str]) -> None:
     values = given(argv, EvaluateOptions)
     options = EvaluateOptions(**values)
-    unused, where = (OF_TEXT, "with") if options.tasks else (OF_QUESTIONS, "without")
-    refuse_unused(values, unused, f" is not used {where} --tasks")
+    if options.tasks and options.ask:
+        raise UserError("--tasks and --ask are given: give one of them")
+    of = "--tasks" if options.tasks else "--ask" if options.ask else None
+    unused = {name for names in USED.values() for name in names}.difference(USED[of])
+    refuse_unused(values, unused, f" is not used {f'with {of}' if of else 'without --tasks or --ask'}")
     with on_devices(options):
         if options.json:
             on_process_0(check_writable, Path(options.json))
-        result = answer_questions(options) if options.tasks else evaluate_on_text(options)
+        evaluate = {None: evaluate_on_text, "--tasks": answer_tasks, "--ask": answer_lines}[of]
+        result = evaluate(options)
         if options.json:
             on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n")
 
@@ -193,17 +203,13 @@ def find_dataset(tokenizer: dict | None, V: int, options: EvaluateOptions) -> tu
 # Answers to questions
 
 
-def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
+def answer_tasks(options: EvaluateOptions) -> dict[str, Any]:
     """Print and return each model's shares of right answers, by task. Raises UserError."""
-    if jax.sharding.get_mesh().size > 1:
-        raise UserError("--tasks is answered on one device: give --mesh=data:1")
-    tasks = named_tasks(options.tasks)
-    first = options.out_dir if options.init_from == "resume" else options.init_from
-    sources = {first: options}
-    for name in options.beside.split(",") if options.beside else []:
-        source = dict(init_from="resume", out_dir=name) if is_run(name) else dict(init_from=name)
-        sources.setdefault(name, replace(options, checkpoint="last", **source))
-    right = {name: right_answers(source, tasks) for name, source in sources.items()}
+    tasks, sources = named_tasks(options.tasks), models_to_ask(options)
+    first, right = (
+        next(iter(sources)),
+        {name: right_answers(source, tasks) for name, source in sources.items()},
+    )
     models = {name: {task: {} for task in tasks} for name in sources}
     for how in ("greedy", "sampled"):
         print(f"{how}: right of {options.questions} held-out questions of each task")
@@ -219,11 +225,48 @@ def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
     return {"questions": options.questions, "models": models}
 
 
-def right_answers(source: EvaluateOptions, tasks: list[str]) -> dict[str, dict[str, np.ndarray]]:
-    """Return which answers of a model are right, 1 or 0: greedy and sampled ones, by task."""
+def answer_lines(options: EvaluateOptions) -> dict[str, Any]:
+    """Print and return what each model answers to each line of a file, greedily. Raises UserError."""
+    with refusing(
+        f"--ask={options.ask}: cannot be read", "give a text file of questions", OSError, ValueError
+    ):
+        lines = [line.strip() for line in Path(options.ask).read_text("utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise UserError(f"--ask={options.ask}: it has no questions: give one in a line")
+    asked = [Question("ask", line, line, "") for line in lines[: options.questions]]
+    models = {}
+    for name, source in models_to_ask(options).items():
+        model, sampler = answering(source)
+        models[name] = [answer.text for answer in sampler(model, asked, jax.random.key(0), GREEDY)]
+    for line, *answers in zip(lines, *models.values(), strict=True):
+        print(
+            line, *(f"    {name}: {answer}" for name, answer in zip(models, answers, strict=True)), sep="\n"
+        )
+    return {"questions": [question.text for question in asked], "models": models}
+
+
+def models_to_ask(options: EvaluateOptions) -> dict[str, EvaluateOptions]:
+    """Return options to load each model with, by its name. Raises UserError for more than one device."""
+    if jax.sharding.get_mesh().size > 1:
+        raise UserError("questions are answered on one device: give --mesh=data:1")
+    first = options.out_dir if options.init_from == "resume" else options.init_from
+    sources = {first: options}
+    for name in options.beside.split(",") if options.beside else []:
+        source = dict(init_from="resume", out_dir=name) if is_run(name) else dict(init_from=name)
+        sources.setdefault(name, replace(options, checkpoint="last", **source))
+    return sources
+
+
+def answering(source: EvaluateOptions) -> tuple[GPT, Sampler]:
+    """Load a model, and what draws its answers."""
     model, description = load_model(source)
     tokenizer = tokenizer_of(description, source.init_from, source.out_dir)
-    sampler = Sampler(tokenizer, source.max_new_tokens, pretrained=source.init_from != "resume")
+    return model, Sampler(tokenizer, source.max_new_tokens, pretrained=source.init_from != "resume")
+
+
+def right_answers(source: EvaluateOptions, tasks: list[str]) -> dict[str, dict[str, np.ndarray]]:
+    """Return which answers of a model are right, 1 or 0: greedy and sampled ones, by task."""
+    model, sampler = answering(source)
     return {
         how: held_out(model, tasks, "test", source.questions, sampler, settings)
         for how, settings in (("greedy", GREEDY), ("sampled", PLAIN))

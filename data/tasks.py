@@ -1,6 +1,7 @@
 """Questions with answers that a program can check, for learning to answer and for testing it.
 
     python data/tasks.py --n=20000 --to=data/tasks.jsonl        conversations for data/prepare.py --chat=True
+    python data/tasks.py --n=20000 --to=data/tasks.jsonl --talk=0.4     with small talk, of data/talk.toml
 
 A task draws a subject, such as two numbers, one of several phrasings, and knows the answer. The subject's
 hash decides whether it is for training or for testing: no subject of the one occurs in the other.
@@ -9,12 +10,13 @@ hash decides whether it is for training or for testing: no subject of the one oc
 import csv
 import json
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -32,6 +34,7 @@ MONTHS = (  # in English, whatever the user's language
     *("July", "August", "September", "October", "November", "December"),
 )
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+LETTERS = list("abcdefghijklmnopqrstuvwxyz" + 3 * "aeio" + 2 * "lnrst")  # about as often as in English
 TESTED = 0.1  # of the subjects
 TASKS: dict[str, Draw] = {}
 
@@ -42,10 +45,6 @@ class Question:
     subject: str  # what it asks about, however it is asked
     text: str
     answer: str
-
-    @property
-    def conversation(self) -> list[dict[str, str]]:
-        return [{"role": "user", "content": self.text}, {"role": "assistant", "content": self.answer}]
 
 
 def task(draw: Draw) -> Draw:
@@ -58,16 +57,20 @@ def one_of(random: np.random.Generator, *phrasings: str) -> str:
 
 
 def word(random: np.random.Generator) -> str:
-    """Make up a word of two or three syllables."""
-    syllables = random.choice(list("bcdfglmnprst"), 3), random.choice(list("aeiou"), 3)
-    return "".join(a + b for a, b in zip(*syllables, strict=True))[: random.integers(4, 7)]
+    """Make up a word of three to seven letters: real words do not surprise a model that has learned such."""
+    return "".join(random.choice(LETTERS, random.integers(3, 8)))
 
 
 @task
 def add(random):
-    a, b = random.integers(0, 100, 2)
+    a, b = random.integers(0, random.choice([10, 100]), 2)
     question = one_of(
-        random, f"What is {a} + {b}?", f"Add {a} and {b}.", f"{a} + {b} = ?", f"How much is {a} plus {b}?"
+        random,
+        f"What is {a} + {b}?",
+        f"Add {a} and {b}.",
+        f"{a} + {b} = ?",
+        f"How much is {a} plus {b}?",
+        f"{a}+{b}",
     )
     return f"{min(a, b)} {max(a, b)}", question, str(a + b)
 
@@ -102,7 +105,12 @@ def order(random):
     numbers = random.choice(100, random.integers(3, 6), replace=False)
     listed, ordered = (", ".join(map(str, x)) for x in (numbers, sorted(numbers)))
     question = one_of(
-        random, f"Sort {listed}.", f"Put these in order: {listed}", f"Write {listed} from small to large."
+        random,
+        f"Sort {listed}.",
+        f"Sort these numbers: {listed}",
+        f"Put these in order: {listed}",
+        f"Write {listed} from small to large.",
+        f"Sort {listed.replace(',', '')}",
     )
     return ordered, question, ordered
 
@@ -111,7 +119,14 @@ def order(random):
 def reverse(random):
     text = word(random)
     question = one_of(
-        random, f"Write {text} backwards.", f"Reverse {text}.", f"What is {text} from its end to its start?"
+        random,
+        f"Write {text} backwards.",
+        f"Reverse {text}.",
+        f"Reverse the word {text}.",
+        f'Reverse "{text}"',
+        f"Can you reverse {text}?",
+        f"What is {text} from its end to its start?",
+        f"What is {text} backwards?",
     )
     return min(text, text[::-1]), question, text[::-1]
 
@@ -119,12 +134,16 @@ def reverse(random):
 @task
 def change(random):
     text = word(random)
-    old, new = random.choice(list(text)), random.choice(list("xyz"))
+    old = random.choice(list(text))
+    new = random.choice([letter for letter in LETTERS if letter != old])
     question = one_of(
         random,
         f"Replace each {old} in {text} by {new}.",
+        f"Replace {old} with {new} in {text}.",
+        f"Replace the letter {old} in {text} with {new}.",
         f"Write {text} with {new} instead of {old}.",
         f"Change {old} to {new} in {text}.",
+        f"In {text}, change {old} to {new}.",
     )
     return f"{text} {old}", question, text.replace(old, new)
 
@@ -212,6 +231,54 @@ def mixed(tasks: list[str], split: Split, *seed: int, first: int = 0) -> Iterato
         yield from map(next, drawn)
 
 
+Exchange = tuple[str, str]  # what the user says, and the answer
+
+
+def exchanges(tasks: list[str], wrong: float, seed: int) -> Iterator[Exchange]:
+    """Yield questions for training, of which a share has the answer of the one before of the same task."""
+    random, earlier = np.random.default_rng(seed), {}
+    for question in mixed(tasks, "train", seed):
+        is_wrong = random.random() < wrong
+        yield question.text, earlier.get(question.task, question.answer) if is_wrong else question.answer
+        earlier[question.task] = question.answer
+
+
+@cache
+def talk() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("talk.toml").read_text(encoding="utf-8"))
+
+
+def small_talk(random: np.random.Generator) -> list[Exchange]:
+    """Draw something to talk about: one exchange, and sometimes a second that builds on it."""
+    entry = random.choice([entry for entry in talk()["talk"] for _ in entry["ask"]])
+    slots = {name: one_of(random, *values) for name, values in talk()["slots"].items()}
+    found = []
+    while entry:
+        said, answer = (one_of(random, *entry[part]).format(**slots) for part in ("ask", "answer"))
+        found.append((said, answer))
+        entry = entry.get("then")
+    return found
+
+
+def as_typed(random: np.random.Generator, text: str) -> str:
+    """Write a text as visitors do: some leave out capitals, or the mark at its end."""
+    text = text.lower() if random.random() < 0.3 else text
+    return text.rstrip(".?!") if random.random() < 0.3 and text.strip(".?!") else text
+
+
+def converse(random: np.random.Generator, drawn: Iterator[Exchange], share: float) -> list[Exchange]:
+    """Draw a conversation: small talk, of that share, and exchanges of `drawn`."""
+    parts = (
+        small_talk(random) if random.random() < share else [next(drawn)] for _ in range(random.integers(1, 4))
+    )
+    return [(as_typed(random, said), answer) for part in parts for said, answer in part]
+
+
+def as_messages(conversation: list[Exchange]) -> list[dict[str, str]]:
+    both = (({"role": "user", "content": a}, {"role": "assistant", "content": b}) for a, b in conversation)
+    return [*chain.from_iterable(both)]
+
+
 @dataclass(frozen=True)
 class TaskOptions:
     """Every option of data/tasks.py. A field's comment is its text in `--help`."""
@@ -222,7 +289,8 @@ class TaskOptions:
     to: Name | None = None  # the .jsonl file
     n: Count = 20000  # conversations
     tasks: Name | None = None  # names with commas between them; None, all: every task
-    wrong: Fraction = 0.0  # share of the conversations whose answer is that of another question
+    wrong: Fraction = 0.0  # share of the questions whose answer is that of another
+    talk: Fraction = 0.0  # share of small talk, of data/talk.toml, in conversations of up to three questions
     seed: Seed = 1  # for the questions
 
 
@@ -230,15 +298,12 @@ def main(argv: list[str]) -> None:
     options = TaskOptions(**given(argv, TaskOptions))
     if options.to is None:
         raise UserError("--to=<file>.jsonl is needed; see --help")
-    tasks = named_tasks(options.tasks)
-    drawn = list(islice(mixed(tasks, "train", options.seed), options.n))
-    others = drawn[-len(tasks) :] + drawn  # the question of the same task before each
-    wrong = np.random.default_rng(options.seed).random(options.n) < options.wrong
-    answered = (
-        replace(question, answer=other.answer) if is_wrong else question
-        for question, other, is_wrong in zip(drawn, others, wrong, strict=False)
+    random = np.random.default_rng(options.seed)
+    asked = exchanges(named_tasks(options.tasks), options.wrong, options.seed)
+    drawn = (
+        converse(random, asked, options.talk) if options.talk else [next(asked)] for _ in range(options.n)
     )
-    lines = (json.dumps({"messages": question.conversation}) for question in answered)
+    lines = (json.dumps({"messages": as_messages(conversation)}) for conversation in drawn)
     write_whole(Path(options.to), "\n".join(lines) + "\n")
 
 

@@ -1,13 +1,15 @@
 """The whole life of a chat model, on two CPU cores; nothing that it needs is downloaded.
 
-    python -m experiments.chat              once, below out-chat/1, to be talked to with
-    python serve.py --out_dir=out-chat/1/rewarded
-    python -m experiments.chat --seeds=5    the table of docs/book/19-rewards.md
+    python -m experiments.chat --quick=True     ten minutes: a model that answers, to be talked to
+    python serve.py --out_dir=out-chat/1/chat
+    python -m experiments.chat                  goes on from there: rewards, and what they add
+    python -m experiments.chat --seeds=5        the table of docs/book/19-rewards.md
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
-answer from conversations of people who err: three answers in ten are another question's (`chat`). Then it
-learns from rewards, for which a program checks its answers (`rewarded`). Beside that, `more` learns more from
-the conversations, with at least as many FLOPs. A stage that has ended is not done again, and one that was
+answer from conversations: small talk, and tasks of people who err: three answers in ten are another
+question's (`chat`). Then it learns from rewards, for which a program checks its answers (`rewarded`). Beside
+that, `more` learns more from the conversations, with at least as many FLOPs. A token is a byte: a model that
+is to reverse a word has to see its letters. A stage that has ended is not done again, and one that was
 stopped while it trained goes on from its last checkpoint.
 """
 
@@ -17,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -32,30 +35,35 @@ from experiments.snapshot import ROOT
 from experiments.statistics import difference
 from runs.checkpoint import checkpoint_folders
 
-TASKS = "reverse,change,order"
+TASKS = "reverse,change,order,add"
 MODELS = ("chat", "more", "rewarded")
-TRAIN = "train.py config/quickstart.py --document_mask=True --seed={seed}"
-STAGES = {  # by what each makes
-    "conversations.jsonl": "data/tasks.py --tasks={tasks} --n=50000 --wrong=0.3 --seed={seed}"
+TRAIN = "train.py config/quickstart.py --document_mask=True --block_size=256 --batch_size=8 --seed={seed}"
+ASK = "evaluate.py --ask=experiments/first_questions.txt --questions=5 --max_new_tokens=96"
+LEARNED = {  # stages, by what each makes
+    "conversations.jsonl": "data/tasks.py --tasks={tasks} --n=80000 --talk=0.4 --wrong=0.3 --seed={seed}"
     " --to={to}/conversations.jsonl",
-    "tokenizer": "data/train_tokenizer.py --source={to}/book.txt --vocab_size=512 --to={to}/tokenizer",
+    "tokenizer": "data/train_tokenizer.py --source={to}/book.txt --vocab_size=259 --to={to}/tokenizer",
     "book": "data/prepare.py --source={to}/book.txt --tokenizer={to}/tokenizer --val_fraction=0.05"
     " --to={to}/book",
     "conversations": "data/prepare.py --chat=True --source={to}/conversations.jsonl"
-    " --tokenizer={to}/tokenizer --block_size=128 --val_fraction=0.02 --to={to}/conversations",
+    " --tokenizer={to}/tokenizer --block_size=256 --val_fraction=0.02 --to={to}/conversations",
     "base": TRAIN + " --dataset={to}/book --out_dir={to}/base --max_iters=300 --lr_decay_iters=300"
     " --eval_interval=100",
     "chat": TRAIN + " --init_from={to}/base --dataset={to}/conversations --out_dir={to}/chat"
-    " --max_iters=2000 --lr_decay_iters=2000 --eval_interval=500",
-    # A step of rewards draws 128 answers, and has gradients of those with an advantage, in rows of at most 64
-    # tokens. Up to 55% of them (`weighted` in metrics.jsonl) take fewer FLOPs than 2.5 steps of fine-tuning.
-    "rewarded": "rl.py config/quickstart.py --document_mask=True --seed={seed} --init_from={to}/chat"
-    " --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8 --max_new_tokens=24"
-    " --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=2e-4 --min_lr=0 --warmup_iters=10"
-    " --lr_decay_iters=400 --weight_decay=0 --max_iters=400 --eval_interval=50"
+    " --max_iters=4000 --lr_decay_iters=4000 --eval_interval=500",
+}
+QUICK = LEARNED | {"said.json": ASK + " --out_dir={to}/chat --json={to}/said.json"}
+STAGES = LEARNED | {
+    # A step of rewards draws 128 answers, and has gradients of those with an advantage, in rows of at most
+    # 128 tokens. Up to 55% of them (`weighted` in metrics.jsonl) take fewer FLOPs than 2.5 steps of fine-tuning.
+    "rewarded": "rl.py config/quickstart.py --document_mask=True --block_size=256 --seed={seed}"
+    " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8"
+    " --max_new_tokens=24 --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=2e-4 --min_lr=0"
+    " --warmup_iters=10 --lr_decay_iters=400 --weight_decay=0 --max_iters=400 --eval_interval=50"
     " --always_save_checkpoint=True",
     "more": TRAIN + " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/more"
     " --max_iters=1000 --lr_decay_iters=1000 --eval_interval=500 --always_save_checkpoint=True",
+    "said.json": ASK + " --out_dir={to}/rewarded --beside={to}/chat --json={to}/said.json",
     "answers.json": "evaluate.py --out_dir={to}/rewarded --beside={to}/chat,{to}/more --tasks={tasks}"
     " --questions=500 --max_new_tokens=24 --json={to}/answers.json",
 }
@@ -70,6 +78,7 @@ class ChatOptions:
     program: ClassVar[str] = "-m experiments.chat"
     purpose: ClassVar[str] = "Lead a chat model through its whole life."
 
+    quick: bool = False  # only as far as a model that answers, before rewards
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
     out_dir: Listed = "out-chat"  # a folder in it for each seed; results.json and results.md have the answers
@@ -77,6 +86,13 @@ class ChatOptions:
 
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
+    seeds = range(options.seed, options.seed + options.seeds)
+    if options.quick:
+        for seed in seeds:
+            folder = Path(options.out_dir, str(seed))
+            live(folder, seed, QUICK)
+            print(f"Talk to it: {serving(folder / 'chat')}")
+        return
     path, stages = Path(options.out_dir, "results.json"), [*STAGES.values()]
     results: dict[str, Any] = kept(path, dict[str, Any]) or {"stages": stages, "lives": {}}
     with refusing(f"{path}: cannot be read", "restore or delete it", Exception):
@@ -84,41 +100,53 @@ def main(argv: list[str]) -> None:
         table(lives)
     if others:
         raise UserError(f"{path}: its lives had other stages: give another --out_dir")
-    for seed in range(options.seed, options.seed + options.seeds):
+    for seed in seeds:
         if str(seed) not in lives:
-            lives[str(seed)] = {"answers": live(Path(options.out_dir, str(seed)), seed)} | machine()
+            folder = Path(options.out_dir, str(seed))
+            minutes = live(folder, seed, STAGES)
+            lives[str(seed)] = {"answers": answers(folder), "minutes": minutes} | machine()
             write_whole(path, json.dumps(results, indent=1) + "\n")
+            print(f"It took {minutes:.0f} minutes. Talk to it: {serving(folder / 'rewarded')}\n")
     found = table(lives)
     write_whole(path.with_suffix(".md"), f"Held-out questions, seeds {', '.join(lives)}:\n\n{found}")
     print(found)
 
 
-def live(folder: Path, seed: int) -> dict[str, Any]:
-    """Run the stages that have not ended, and return the answers. Raises UserError for one that fails."""
+def live(folder: Path, seed: int, stages: dict[str, str]) -> float:
+    """Run the stages that have not ended; return the minutes of all. Raises UserError for one that fails."""
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
     path = folder / "stages.json"
-    ended = kept(path, dict[str, bool])  # by the command of each that has begun
-    for name, stage in STAGES.items():
+    ended = kept(path, dict[str, float | None])  # the seconds of each that has begun; None: it has not ended
+    commands = []
+    for name, stage in stages.items():
         words = [word.format(to=folder, seed=seed, tasks=TASKS) for word in stage.split()]
-        typed = shlex.join(["python", *words])
-        if ended.get(typed):
+        commands.append(typed := shlex.join(["python", *words]))
+        if ended.get(typed) is not None:
             continue
         if typed not in ended:
             shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)  # of an earlier life
         if typed in ended and checkpoint_folders(str(folder / name)):  # it was stopped while it trained
             words = [words[0], f"--out_dir={folder / name}", "--init_from=resume"]
-        ended[typed] = False
+        ended[typed], begun = None, time.monotonic()
         write_whole(path, json.dumps(ended, indent=1))
         if run(words):
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
-        ended[typed] = True
+        ended[typed] = time.monotonic() - begun
         write_whole(path, json.dumps(ended, indent=1))
-    print(f"\nTalk to it: {shlex.join(['python', 'serve.py', f'--out_dir={folder}/rewarded'])}")
+    return sum(ended[typed] or 0 for typed in commands) / 60
+
+
+def answers(folder: Path) -> dict[str, Any]:
+    """Return the shares of right answers that a life has written, by model."""
     path = folder / "answers.json"
-    with refusing(f"{path}: cannot be read", f"write it again: {typed}", Exception):
-        answers = {Path(model).name: shares for model, shares in read_json(path)["models"].items()}
-        table({"": {"answers": answers}})
-    return answers
+    with refusing(f"{path}: cannot be read", "delete stages.json beside it to write it again", Exception):
+        found = {Path(model).name: shares for model, shares in read_json(path)["models"].items()}
+        table({"": {"answers": found}})
+    return found
+
+
+def serving(folder: Path) -> str:
+    return shlex.join(["python", "serve.py", f"--out_dir={folder}"])
 
 
 def run(words: list[str]) -> int:

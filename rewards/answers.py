@@ -95,7 +95,8 @@ class Sampler:
         return limit_vocabulary(model, self.renderer.tokenizer.vocab_size)
 
     def prompt(self, question: Question, model: GPT) -> Int[np.ndarray, " P"]:
-        prompt, block_size = self.renderer.prompt(question.conversation[:1]), model.config.block_size
+        prompt = self.renderer.prompt([{"role": "user", "content": question.text}])
+        block_size = model.config.block_size
         if prompt.max() >= (V := len(model.head)):
             raise UserError(f"question {question.text!r} has a token that is not of the model's {V}")
         if len(prompt) + self.max_new_tokens > block_size:

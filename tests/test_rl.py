@@ -319,7 +319,7 @@ def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, cap
     right = 0
     for question in islice(questions("count", "test", 0), 12):
         text = theirs.apply_chat_template(
-            question.conversation[:1], tokenize=False, add_generation_prompt=True
+            [{"role": "user", "content": question.text}], tokenize=False, add_generation_prompt=True
         )
         ids = theirs.encode(text)
         for _ in range(4):

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from data.tasks import TASKS, Question, main, mixed, questions
+from data.tasks import TASKS, Question, main, mixed, questions, talk
 from rewards.answers import is_right
 from tests.helpers import ROOT, refusal
 
@@ -34,18 +34,22 @@ def answer_to(question: Question) -> str:
         case "order":
             return ", ".join(str(n) for n in range(100) if n in found)
         case "count":
-            letter, word = sorted(re.findall(r"\b[aeiou]\b|\b\w{8,}\b", text), key=len)
+            letter, word = re.search(r"\b[aeiou]\b", text)[0], re.findall(r"\w+", text)[-1]
             return str(len(re.findall(letter, word)))
         case "reverse":
-            word = re.search(r"(?:Write|Reverse|What is) (\w+)", text)[1]
+            word = re.search(r'(?:Write|everse(?: the word)?|What is) "?(\w+)', text)[1]
             return "".join(word[i] for i in range(len(word) - 1, -1, -1))
         case "change":
-            if parts := re.search(r"each (\w) in (\w+) by (\w)", text):
+            if parts := re.search(r"(?:each|letter) (\w) in (\w+) (?:by|with) (\w)", text):
                 old, word, new = parts.groups()
             elif parts := re.search(r"Write (\w+) with (\w) instead of (\w)", text):
                 word, new, old = parts.groups()
+            elif parts := re.search(r"In (\w+), change (\w) to (\w)", text):
+                word, old, new = parts.groups()
             else:
-                old, new, word = re.search(r"Change (\w) to (\w) in (\w+)", text).groups()
+                old, new, word = re.search(
+                    r"(?:Change|Replace) (\w) (?:to|with) (\w) in (\w+)", text
+                ).groups()
             return "".join(new if letter == old else letter for letter in word)
         case "date":
             months = {date(2023, m, 1).strftime("%B"): m for m in range(1, 13)}
@@ -112,3 +116,32 @@ def test_the_command_writes_conversations(tmp_path):
     for tasks, said in (("spell", "spell: unknown; known are add, "), ("add,add", "name each task once")):
         assert said in refusal(main, [f"--to={tmp_path}/b.jsonl", f"--tasks={tasks}"])
     assert "--to=<file>.jsonl is needed" in refusal(main, [])
+
+
+def test_talk_comes_between_questions_and_each_exchange_has_both_sides(tmp_path):
+    main([f"--to={tmp_path}/a.jsonl", "--n=400", "--tasks=reverse", "--talk=0.5"])
+    lines = [json.loads(line)["messages"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert len(lines) == 400 and {len(line) // 2 for line in lines} >= {1, 2, 3}
+    exchanges = [
+        (line[i]["content"], line[i + 1]["content"]) for line in lines for i in range(0, len(line), 2)
+    ]
+    assert all([m["role"] for m in line] == ["user", "assistant"] * (len(line) // 2) for line in lines)
+    answers = {answer for entry in talk()["talk"] for answer in entry["answer"]}
+    assert 0.4 < sum(answer in answers or "Your name is" in answer for _, answer in exchanges) / len(
+        exchanges
+    )
+    assert not any("{" in text for exchange in exchanges for text in exchange)
+    assert any(said.islower() and said[-1].isalpha() for said, _ in exchanges)  # as some visitors type
+
+
+def test_a_name_is_remembered(tmp_path):
+    """What is said `then` has the names of what was said before."""
+    main([f"--to={tmp_path}/a.jsonl", "--n=2000", "--tasks=add", "--talk=0.9"])
+    told = re.findall(r"Hello, (\w+)! What.{,200}?Your name is (\w+)\.", (tmp_path / "a.jsonl").read_text())
+    assert len({name for name, _ in told}) > 5 and all(name == again for name, again in told)
+
+
+def test_talk_alone_can_be_drawn_and_its_answers_can_be_typed():
+    for entry in talk()["talk"]:
+        assert entry["ask"] and entry["answer"] and {*entry} <= {"ask", "answer", "then"}
+        assert all(len(answer.encode()) < 96 for answer in entry["answer"])
