@@ -226,22 +226,20 @@ def answer_tasks(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def answer_lines(options: EvaluateOptions) -> dict[str, Any]:
-    """Print and return what each model answers to each line of a file, greedily. Raises UserError."""
-    with refusing(
-        f"--ask={options.ask}: cannot be read", "give a text file of questions", OSError, ValueError
-    ):
-        lines = [line.strip() for line in Path(options.ask).read_text("utf-8").splitlines() if line.strip()]
-    if not lines:
-        raise UserError(f"--ask={options.ask}: it has no questions: give one in a line")
-    asked = [Question("ask", line, line, "") for line in lines[: options.questions]]
+    """Print and return what each model answers to lines of a file, greedily. Raises UserError."""
+    with refusing(f"--ask={options.ask}: cannot be read", "give a text in UTF-8", OSError, ValueError):
+        lines = Path(options.ask).read_text("utf-8").splitlines()
+    asked = [Question("ask", line, line, "") for line in map(str.strip, lines) if line][: options.questions]
+    if not asked:
+        raise UserError(f"--ask={options.ask}: it has no questions: write one in a line")
     models = {}
     for name, source in models_to_ask(options).items():
         model, sampler = answering(source)
         models[name] = [answer.text for answer in sampler(model, asked, jax.random.key(0), GREEDY)]
-    for line, *answers in zip(lines, *models.values(), strict=True):
-        print(
-            line, *(f"    {name}: {answer}" for name, answer in zip(models, answers, strict=True)), sep="\n"
-        )
+    for question, *answers in zip(asked, *models.values(), strict=True):
+        print(question.text)
+        for name, answer in zip(models, answers, strict=True):
+            print(f"    {name}: {answer}")
     return {"questions": [question.text for question in asked], "models": models}
 
 

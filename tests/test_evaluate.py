@@ -252,7 +252,12 @@ def test_a_bad_option_is_one_line(run, argument, says):
     "option, tasks, says",
     [
         ("--stride=5", ["--tasks=add"], "--stride is not used with --tasks: leave it out"),
-        ("--beside=other", [], "--beside is not used without --tasks: leave it out"),
+        (
+            "--add_special_tokens=False",
+            ["--ask=a.txt"],
+            "--add_special_tokens is not used with --ask: leave it out",
+        ),
+        ("--beside=other", [], "--beside is not used without --tasks or --ask: leave it out"),
     ],
 )
 def test_an_option_of_the_other_half_is_refused(run, option, tasks, says):

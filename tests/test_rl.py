@@ -309,27 +309,44 @@ def test_a_run_whose_start_is_another_now_is_refused(base, learned, tmp_path):
     assert text.startswith(f"{out}: it began with other weights than {start} has now: put those back")
 
 
+def recited(base, text: str) -> str:
+    """Return the answer of the run's likeliest tokens, four at most, to a prompt that transformers writes."""
+    model, _, _ = load_run(str(base / "run"))
+    theirs = transformers.AutoTokenizer.from_pretrained(base / "tokenizer")
+    messages = [{"role": "user", "content": text}]
+    ids = theirs.encode(theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    for _ in range(4):
+        ids.append(int(logprobs_after(model, ids)[-1].argmax()))
+    return theirs.decode(ids[-4:]).split("<|im_end|>")[0]
+
+
 def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, capsys):
     """The run recites; greedily, its answers are those of the likeliest tokens one after the other."""
     options = dict(out_dir=base / "run", beside=base / "run", tasks="count", questions=12, max_new_tokens=4)
     evaluate.main(words(**options, json=tmp_path / "answers.json", mesh="data:1", dtype="float32"))
     found = json.loads((tmp_path / "answers.json").read_text())["models"][str(base / "run")]["count"]
-    model, manifest, _ = load_run(str(base / "run"))
-    theirs = transformers.AutoTokenizer.from_pretrained(base / "tokenizer")
-    right = 0
-    for question in islice(questions("count", "test", 0), 12):
-        text = theirs.apply_chat_template(
-            [{"role": "user", "content": question.text}], tokenize=False, add_generation_prompt=True
-        )
-        ids = theirs.encode(text)
-        for _ in range(4):
-            ids.append(int(logprobs_after(model, ids)[-1].argmax()))
-        answer = theirs.decode(ids[-4:]).split("<|im_end|>")[0]
-        right += answer.strip() == question.answer
+    asked = islice(questions("count", "test", 0), 12)
+    right = sum(recited(base, question.text).strip() == question.answer for question in asked)
     assert found["greedy"][0] == pytest.approx(right / 12)
     assert 0 < found["greedy"][1] < right / 12 < found["greedy"][2] < 1
     assert found["greedy"][3] == 1.0  # of no other model than itself
     assert "greedy: right of 12 held-out questions of each task" in capsys.readouterr().out
+
+
+def test_evaluate_answers_the_lines_of_a_file(base, tmp_path, capsys):
+    (tmp_path / "ask.txt").write_text("Add 3 and 4.\n\n  Count to 2 \nSort 2, 1.\n")
+    options = dict(out_dir=base / "run", ask=tmp_path / "ask.txt", max_new_tokens=4, mesh="data:1")
+    evaluate.main(words(**options, questions=2, json=tmp_path / "said.json", dtype="float32"))
+    asked = ["Add 3 and 4.", "Count to 2"]
+    said = [recited(base, text) for text in asked]
+    found = json.loads((tmp_path / "said.json").read_text())
+    assert found == {"questions": asked, "models": {str(base / "run"): said}}
+    assert f"{asked[1]}\n    {base / 'run'}: {said[1]}\n" in capsys.readouterr().out
+    (tmp_path / "ask.txt").write_text("\n")
+    assert "ask.txt: it has no questions" in refusal(evaluate.main, words(**options))
+    (tmp_path / "ask.txt").write_bytes(b"\xff\xfe\xff")
+    assert "ask.txt: cannot be read" in refusal(evaluate.main, words(**options))
+    assert "give one of them" in refusal(evaluate.main, words(**options, tasks="add"))
 
 
 def test_models_are_compared_by_the_questions_that_one_alone_answers_rightly():
