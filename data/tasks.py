@@ -57,8 +57,8 @@ def one_of(random: np.random.Generator, *phrasings: str) -> str:
 
 
 def word(random: np.random.Generator) -> str:
-    """Make up a word of three to seven letters: real words do not surprise a model that has learned such."""
-    return "".join(random.choice(LETTERS, random.integers(3, 8)))
+    """Make up a word of three to ten letters: real words do not surprise a model that has learned such."""
+    return "".join(random.choice(LETTERS, random.integers(3, 11)))
 
 
 @task
@@ -124,7 +124,8 @@ def reverse(random):
         f"Reverse {text}.",
         f"Reverse the word {text}.",
         f'Reverse "{text}"',
-        f"Can you reverse {text}?",
+        f"Reverse '{text}'.",
+        f"Spell {text} backwards.",
         f"What is {text} from its end to its start?",
         f"What is {text} backwards?",
     )
@@ -139,7 +140,9 @@ def change(random):
     question = one_of(
         random,
         f"Replace each {old} in {text} by {new}.",
+        f"Replace the {old} in {text} with {new}.",
         f"Replace {old} with {new} in {text}.",
+        f"Change every {old} to {new} in {text}.",
         f"Change {old} to {new} in {text}.",
         f"In {text}, change {old} to {new}.",
     )
@@ -247,9 +250,21 @@ def talk() -> dict[str, Any]:
 
 
 def small_talk(random: np.random.Generator) -> list[Exchange]:
-    """Draw something to talk about: one exchange, and sometimes a second that builds on it."""
+    """Draw something to talk about: one exchange, and sometimes a second that builds on it.
+
+    What it is about is made up at times, so that a model learns the question, and not what it can be about.
+    """
     entry = random.choice([entry for entry in talk()["talk"] for _ in entry["ask"]])
-    slots = {name: one_of(random, *values) for name, values in talk()["slots"].items()}
+    slots = {
+        name: one_of(random, *values) if random.random() < 0.7 else word(random)
+        for name, values in talk()["slots"].items()
+    }
+    slots["name"] = slots["name"].capitalize()
+    slots |= {
+        "number": random.integers(2, 100),
+        "other": random.integers(2, 20),
+        "large": random.integers(20, 1000),
+    }
     found = []
     while entry:
         said, answer = (one_of(random, *entry[part]).format(**slots) for part in ("ask", "answer"))
@@ -259,9 +274,12 @@ def small_talk(random: np.random.Generator) -> list[Exchange]:
 
 
 def as_typed(random: np.random.Generator, text: str) -> str:
-    """Write a text as visitors do: some leave out capitals, or the mark at its end."""
-    text = text.lower() if random.random() < 0.3 else text
-    return text.rstrip(".?!") if random.random() < 0.3 and text.strip(".?!") else text
+    """Write a text as visitors do: some are polite, some leave out capitals, or the mark at the end."""
+    begin, lower, bare = random.random(3)
+    if begin < 0.1:
+        text = f"{one_of(random, 'Please', 'Hey,', 'Ok,', 'Can you', 'Now')} {text[0].lower()}{text[1:]}"
+    text = text.lower() if lower < 0.3 else text
+    return text.rstrip(".?!") if bare < 0.3 and text.strip(".?!") else text
 
 
 def converse(random: np.random.Generator, drawn: Iterator[Exchange], share: float) -> list[Exchange]:

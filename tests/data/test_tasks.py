@@ -37,18 +37,16 @@ def answer_to(question: Question) -> str:
             letter, word = re.search(r"\b[aeiou]\b", text)[0], re.findall(r"\w+", text)[-1]
             return str(len(re.findall(letter, word)))
         case "reverse":
-            word = re.search(r'(?:Write|everse(?: the word)?|What is) "?(\w+)', text)[1]
+            word = re.search(r"""(?:Write|Reverse(?: the word)?|Spell|What is) ["']?(\w+)""", text)[1]
             return "".join(word[i] for i in range(len(word) - 1, -1, -1))
         case "change":
-            if parts := re.search(r"(?:each|letter) (\w) in (\w+) (?:by|with) (\w)", text):
+            if parts := re.search(r"(?:each|the) (\w) in (\w+) (?:by|with) (\w)", text):
                 old, word, new = parts.groups()
-            elif parts := re.search(r"Write (\w+) with (\w) instead of (\w)", text):
-                word, new, old = parts.groups()
             elif parts := re.search(r"In (\w+), change (\w) to (\w)", text):
                 word, old, new = parts.groups()
             else:
                 old, new, word = re.search(
-                    r"(?:Change|Replace) (\w) (?:to|with) (\w) in (\w+)", text
+                    r"(?:Change(?: every)?|Replace) (\w) (?:to|with) (\w) in (\w+)", text
                 ).groups()
             return "".join(new if letter == old else letter for letter in word)
         case "date":
@@ -93,7 +91,7 @@ def test_no_pair_of_numbers_is_added_in_training_and_tested():
     trained, tested = (
         {frozenset(numbers(q.text)) for q in draw("add", split, SPLITS[split])} for split in ("train", "test")
     )
-    assert len(tested) > 40 and not trained & tested
+    assert len(tested) > 8 and not trained & tested
 
 
 def test_a_seeds_questions_are_the_same_under_every_python():
