@@ -38,7 +38,7 @@ from runs.checkpoint import checkpoint_folders
 TASKS = "reverse,change,order"  # that rewards are for
 MODELS = ("chat", "more", "rewarded")
 TRAIN = "train.py config/quickstart.py --document_mask=True --block_size=256 --batch_size=8 --seed={seed}"
-ASK = "evaluate.py --ask=experiments/first_questions.txt --questions=5 --max_new_tokens=96"
+ASK = "evaluate.py --ask=experiments/first_questions.txt --max_new_tokens=96 --json={to}/said.json"
 LEARNED = {  # stages, by what each makes
     "conversations.jsonl": "data/tasks.py --tasks={tasks},add --n=80000 --talk=0.25 --wrong=0.2 --seed={seed}"
     " --to={to}/conversations.jsonl",
@@ -52,7 +52,7 @@ LEARNED = {  # stages, by what each makes
     "chat": TRAIN + " --init_from={to}/base --dataset={to}/conversations --out_dir={to}/chat"
     " --max_iters=5000 --lr_decay_iters=5000 --eval_interval=500",
 }
-QUICK = LEARNED | {"said.json": ASK + " --out_dir={to}/chat --json={to}/said.json"}
+QUICK = LEARNED | {"said.json": ASK + " --questions=5 --out_dir={to}/chat"}
 STAGES = LEARNED | {
     # A step of rewards draws 128 answers, and has gradients of those with an advantage: about 46% (`weighted`
     # in metrics.jsonl), in rows of 96 tokens. That takes fewer FLOPs than 3.3 steps of fine-tuning.
@@ -63,9 +63,9 @@ STAGES = LEARNED | {
     " --always_save_checkpoint=True",
     "more": TRAIN + " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/more"
     " --max_iters=1000 --lr_decay_iters=1000 --eval_interval=500 --always_save_checkpoint=True",
-    "said.json": ASK + " --out_dir={to}/rewarded --beside={to}/chat --json={to}/said.json",
     "answers.json": "evaluate.py --out_dir={to}/rewarded --beside={to}/chat,{to}/more --tasks={tasks}"
     " --questions=500 --max_new_tokens=24 --json={to}/answers.json",
+    "said.json": ASK + " --out_dir={to}/rewarded --beside={to}/chat",
 }
 
 Listed = Annotated[Name, matching("[^,]+", "a name without commas, which separate the models to evaluate")]
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> None:
         if str(seed) not in lives:
             folder = Path(options.out_dir, str(seed))
             minutes = live(folder, seed, STAGES)
-            lives[str(seed)] = {"answers": answers(folder), "minutes": minutes} | machine()
+            lives[str(seed)] = outcome(folder) | {"minutes": minutes} | machine()
             write_whole(path, json.dumps(results, indent=1) + "\n")
             print(f"It took {minutes:.0f} minutes. Talk to it: {serving(folder / 'rewarded')}\n")
     found = table(lives)
@@ -136,13 +136,15 @@ def live(folder: Path, seed: int, stages: dict[str, str]) -> float:
     return sum(ended[typed] or 0 for typed in commands) / 60
 
 
-def answers(folder: Path) -> dict[str, Any]:
-    """Return the shares of right answers that a life has written, by model."""
-    path = folder / "answers.json"
-    with refusing(f"{path}: cannot be read", "delete stages.json beside it to write it again", Exception):
-        found = {Path(model).name: shares for model, shares in read_json(path)["models"].items()}
-        table({"": {"answers": found}})
-    return found
+def outcome(folder: Path) -> dict[str, Any]:
+    """Return each model's shares of right answers, and what each said to first questions."""
+    found = {}
+    for path in (folder / "answers.json", folder / "said.json"):
+        with refusing(f"{path}: cannot be read", "delete stages.json beside it to write it again", Exception):
+            content = read_json(path)
+            found[path.stem] = {Path(model).name: of for model, of in content["models"].items()}
+            table({"": found})
+    return found | {"questions": content["questions"]}
 
 
 def serving(folder: Path) -> str:

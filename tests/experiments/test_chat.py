@@ -23,7 +23,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("stage", chat.STAGES.values())
+@pytest.mark.parametrize("stage", [*chat.STAGES.values(), chat.QUICK["said.json"]])
 def test_each_stage_is_a_command_with_options_that_exist(stage):
     program, *words = stage.format(to="there", seed=1, tasks=chat.TASKS).split()
     if program == "rl.py":
@@ -48,19 +48,34 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     (folder / "1/b").touch()
     models = {f"{folder}/1/{model}": shares(0.5) for model in chat.MODELS}
     (folder / "1/answers.json").write_text(json.dumps({"models": models}))
+    said = {"questions": ["Hello"], "models": {f"{folder}/1/rewarded": ["Hello!"]}}
+    (folder / "1/said.json").write_text(json.dumps(said))
     for _ in range(2):
         chat.main([f"--out_dir={folder}"])
     assert (folder / "1/a").read_text() == "x"
     said = capsys.readouterr().out
+    assert json.loads((folder / "results.json").read_text())["lives"]["1"]["said"] == {"rewarded": ["Hello!"]}
     assert said.count(f"python serve.py '--out_dir={folder}/1/rewarded'") == 1
     assert said.count(row := "| all, greedy | 50.0% |") == 2 and row in (folder / "results.md").read_text()
     monkeypatch.setattr(chat, "STAGES", {"a": stages["a"]})
     assert "results.json: its lives had other stages" in refusal(chat.main, [f"--out_dir={folder}"])
 
 
+def test_a_quick_life_ends_before_rewards_and_a_whole_one_goes_on_from_there(tmp_path, monkeypatch, capsys):
+    begin = {"a": "-c open('{to}/a','a').write('x')"}
+    monkeypatch.setattr(chat, "QUICK", begin | {"said.json": "-c pass"})
+    monkeypatch.setattr(chat, "STAGES", begin | {"b": "-c open('{to}/b')"})
+    chat.main([f"--out_dir={tmp_path}", "--quick=True"])
+    assert f"python serve.py --out_dir={tmp_path}/1/chat" in capsys.readouterr().out
+    assert not (tmp_path / "results.json").exists()
+    assert "-c failed" in refusal(chat.main, [f"--out_dir={tmp_path}"])
+    assert (tmp_path / "1/a").read_text() == "x"
+
+
 DAMAGED = {
     "results.json": ["{", "[]", '{"stages": [], "lives": {"1": 2}}', '{"lives": {"1": {"answers": 3}}}'],
     "1/stages.json": ["{", "[]", '{"python -c": "x"}'],
+    "1/said.json": ["{", '{"models": {}}'],
     "1/answers.json": ["{", "{}", '{"models": 1}', '{"models": {"chat": {"change": 1}}}'],
 }
 
@@ -69,6 +84,9 @@ DAMAGED = {
 def test_a_damaged_file_is_refused_in_a_line_and_kept(tmp_path, monkeypatch, name):
     monkeypatch.setattr(chat, "STAGES", {"it": "-c pass"})
     (path := tmp_path / name).parent.mkdir(exist_ok=True)
+    if path.name == "said.json":
+        models = {model: shares(0.5) for model in chat.MODELS}
+        path.with_name("answers.json").write_text(json.dumps({"models": models}))
     for text in DAMAGED[name]:
         path.write_text(text)
         assert refusal(chat.main, [f"--out_dir={tmp_path}"]).startswith(f"{path}: cannot be read (")
