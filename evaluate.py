@@ -95,8 +95,10 @@ def main(argv: list[str]) -> None:
     with on_devices(options):
         if options.json:
             on_process_0(check_writable, Path(options.json))
-        evaluate = {None: evaluate_on_text, "--tasks": answer_tasks, "--ask": answer_lines}[of]
-        result = evaluate(options)
+        if options.ask:
+            result = answer_lines(options, options.ask)
+        else:
+            result = answer_tasks(options) if options.tasks else evaluate_on_text(options)
         if options.json:
             on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n")
 
@@ -225,13 +227,13 @@ def answer_tasks(options: EvaluateOptions) -> dict[str, Any]:
     return {"questions": options.questions, "models": models}
 
 
-def answer_lines(options: EvaluateOptions) -> dict[str, Any]:
+def answer_lines(options: EvaluateOptions, file: str) -> dict[str, Any]:
     """Print and return what each model answers to lines of a file, greedily. Raises UserError."""
-    with refusing(f"--ask={options.ask}: cannot be read", "give a text in UTF-8", OSError, ValueError):
-        lines = Path(options.ask).read_text("utf-8").splitlines()
+    with refusing(f"--ask={file}: cannot be read", "give a text in UTF-8", OSError, ValueError):
+        lines = Path(file).read_text("utf-8").splitlines()
     asked = [Question("ask", line, line, "") for line in map(str.strip, lines) if line][: options.questions]
     if not asked:
-        raise UserError(f"--ask={options.ask}: it has no questions: write one in a line")
+        raise UserError(f"--ask={file}: it has no questions: write one in a line")
     models = {}
     for name, source in models_to_ask(options).items():
         model, sampler = answering(source)

@@ -255,16 +255,13 @@ def small_talk(random: np.random.Generator) -> list[Exchange]:
     What it is about is made up at times, so that a model learns the question, and not what it can be about.
     """
     entry = random.choice([entry for entry in talk()["talk"] for _ in entry["ask"]])
-    slots = {
+    slots: dict[str, Any] = {
         name: one_of(random, *values) if random.random() < 0.7 else word(random)
         for name, values in talk()["slots"].items()
     }
     slots["name"] = slots["name"].capitalize()
-    slots |= {
-        "number": random.integers(2, 100),
-        "other": random.integers(2, 20),
-        "large": random.integers(20, 1000),
-    }
+    numbers = {"number": (2, 100), "other": (2, 20), "large": (20, 1000)}
+    slots |= {name: random.integers(*limits) for name, limits in numbers.items()}
     found = []
     while entry:
         said, answer = (one_of(random, *entry[part]).format(**slots) for part in ("ask", "answer"))

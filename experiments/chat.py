@@ -144,7 +144,8 @@ def outcome(folder: Path) -> dict[str, Any]:
             content = read_json(path)
             found[path.stem] = {Path(model).name: of for model, of in content["models"].items()}
             table({"": found})
-    return found | {"questions": content["questions"]}
+            asked = content["questions"]
+    return found | {"asked": asked}
 
 
 def serving(folder: Path) -> str:

@@ -47,7 +47,7 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     assert "-c failed: mend it" in refusal(chat.main, [f"--out_dir={folder}"])
     (folder / "1/b").touch()
     models = {f"{folder}/1/{model}": shares(0.5) for model in chat.MODELS}
-    (folder / "1/answers.json").write_text(json.dumps({"models": models}))
+    (folder / "1/answers.json").write_text(json.dumps({"questions": 5, "models": models}))
     said = {"questions": ["Hello"], "models": {f"{folder}/1/rewarded": ["Hello!"]}}
     (folder / "1/said.json").write_text(json.dumps(said))
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_refused_in_a_line_and_kept(tmp_path, monkeypatch, nam
     (path := tmp_path / name).parent.mkdir(exist_ok=True)
     if path.name == "said.json":
         models = {model: shares(0.5) for model in chat.MODELS}
-        path.with_name("answers.json").write_text(json.dumps({"models": models}))
+        path.with_name("answers.json").write_text(json.dumps({"questions": 5, "models": models}))
     for text in DAMAGED[name]:
         path.write_text(text)
         assert refusal(chat.main, [f"--out_dir={tmp_path}"]).startswith(f"{path}: cannot be read (")
