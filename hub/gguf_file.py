@@ -16,6 +16,7 @@ from hub.weights import Family
 from model import GPT, inverse_frequencies
 
 # How byte-level tokenizers split words, as the library says it and as llama.cpp calls it.
+NEVER = "ÿ ÿ"  # a merge of two bytes 255, which UTF-8 has not: llama.cpp reads no tokenizer without merges
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {CONTRACTIONS + r"\p{N}{1,3}" + REST: "llama-bpe", CONTRACTIONS + r"\p{N}" + REST: "qwen2"}
@@ -144,7 +145,7 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
         "tokenizer_pre": split,
         "token_list": tokens,
         "token_types": types,
-        "token_merges": merges,
+        "token_merges": merges or [NEVER],
         "bos_token_id": ids["bos_token_id"],
         "eos_token_id": ends[0],
         "eot_token_id": ends[-1],

@@ -74,6 +74,16 @@ def test_the_tokenizer_is_in_the_file(tokenizer, tmp_path):
     assert said.startswith("FROM ./a.gguf\n") and 'PARAMETER stop "<|im_end|>"' in said
 
 
+def test_a_tokenizer_of_bytes_alone_has_a_merge_that_no_text_needs(tmp_path):
+    """llama.cpp's loader says of a file without: cannot find tokenizer merges in model file."""
+    save(train(iter(["the fox"]), 259), tmp_path)
+    made(tmp_path / "a.gguf", "llama", tokenizer := load_tokenizer(str(tmp_path)))
+    (merge,) = gguf.GGUFReader(tmp_path / "a.gguf").fields["tokenizer.ggml.merges"].contents()
+    assert all(len(tokenizer.encode(text)) == len(text.encode()) for text in TEXTS if "<" not in text)
+    first, second = merge.split()  # bytes as GPT-2 writes them, of which none is in UTF-8
+    assert first == second == bytes([255]).decode("latin-1")
+
+
 def test_what_llama_cpp_does_not_compute_is_one_line(tokenizer, tmp_path):
     for name, changes, says in (
         ("llama", dict(window=4), "does not compute this model's window=4"),
