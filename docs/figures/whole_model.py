@@ -20,15 +20,16 @@ PARTS = {"tokens": ORANGE, "positions": GREY, "attention": BLUE, "MLPs": GREEN}
 DEPTH = 24
 
 
-def count(config: GPTConfig) -> dict[str, int]:
-    """Return the parameters of each part. The model is not made: its shapes are enough."""
+def count(config: GPTConfig) -> tuple[int, dict[str, int]]:
+    """Return all parameters, and those of each part. The model is not made: its shapes are enough."""
     model = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
 
     def size(part) -> int:
         return sum(x.size for x in jax.tree.leaves(part))
 
     blocks = model.blocks
-    return dict(zip(PARTS, map(size, (model.wte, model.wpe, blocks.attn, blocks.mlp)), strict=True))
+    parts = map(size, (model.wte, model.wpe, blocks.attn, blocks.mlp))
+    return size(model), dict(zip(PARTS, parts, strict=True))
 
 
 def growth(scaled: bool) -> list[float]:
@@ -60,14 +61,14 @@ def rms(x) -> float:
 def draw(axes) -> None:
     bars, stream = axes
     for y, (name, config) in enumerate(MODELS.items()):
-        counted = count(config)
-        total, left = sum(counted.values()), 0.0
+        total, counted = count(config)
+        left = 0.0
         print(name, f"{total:,}", {part: f"{n:,}" for part, n in counted.items()})
         for part, n in counted.items():
             bars.barh(-y, 100 * n / total, left=left, color=PARTS[part], height=0.6)
             left += 100 * n / total
         write(bars, 0, -y + 0.45, f"{name}: {total / 1e6:,.1f} million", GREY, "left")
-    bars.set(yticks=[], xlabel="% of the parameters", ylim=(-3.5, 1.25))
+    bars.set(yticks=[], xlabel="% of the parameters (norms: under 0.2%)", ylim=(-3.5, 1.25))
     bars.set_title("where the parameters are")
     legend(bars, PARTS, loc="upper center", ncols=4, fontsize=8, columnspacing=1, handlelength=1)
 
