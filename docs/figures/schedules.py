@@ -4,17 +4,16 @@ The orders are those of parallel/pipeline/schedule.py.
 """
 
 from docs.figures import GREEN, GREY, LIGHT, canvas, save, tile, write
-from docs.timeline import Classic, asynchronous, bubble, inputs_held, lockstep
-from parallel.pipeline.schedule import Schedule
+from docs.timeline import asynchronous, bubble, inputs_held, lockstep, make_schedule
 
 BLUES = ("#a9c4ea", "#5f8fd0")  # forwards of a rank's first chunk, and of its second
 GREENS = ("#a4d6b6", GREEN)
 SCHEDULES = (
-    (Schedule("gpipe", 4, 1, 8), lockstep, "gpipe", "in lockstep"),
-    (Classic("1f1b", 4, 1, 8), asynchronous, "1F1B", "asynchronous, as in the papers"),
-    (Classic("1f1b", 4, 1, 8), lockstep, "classic", "the same 1F1B in lockstep"),
-    (Schedule("1f1b", 4, 1, 8), lockstep, "1f1b", "eager 1F1B in lockstep, our default"),
-    (Schedule("interleaved", 4, 2, 8), lockstep, "interleaved", "in lockstep, two chunks on each rank"),
+    ("gpipe", 1, lockstep, "in lockstep"),
+    ("classic", 1, asynchronous, "asynchronous, as in the papers"),
+    ("classic", 1, lockstep, "in lockstep"),
+    ("1f1b", 1, lockstep, "in lockstep, our default"),
+    ("interleaved", 2, lockstep, "in lockstep, two chunks on each rank"),
 )
 TOP, ROW, PANEL, WIDTH = 26, 20, 128, 640
 LONGEST = 64  # forwards of a stage that fill the width; interleaved stages are half as long
@@ -27,8 +26,9 @@ def draw(axes) -> None:
         draw_schedule(axes, i * PANEL, *schedule)
 
 
-def draw_schedule(axes, y: float, schedule: Schedule, clock, name: str, words: str) -> None:
+def draw_schedule(axes, y: float, name: str, chunks: int, clock, words: str) -> None:
     """Draw when each rank does what on a clock, lockstep or asynchronous."""
+    schedule = make_schedule(name, 4, chunks, 8)
     scale = WIDTH / LONGEST / schedule.chunks
     spans = clock(schedule)
     held = ", ".join(str(inputs_held(schedule, rank, clock)) for rank in range(schedule.ranks))
