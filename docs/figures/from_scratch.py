@@ -45,7 +45,7 @@ def draw(axes) -> None:
         axes.axvline(bits, color=BLUE, lw=0.8, ls=":")
         write(axes, bits, -0.85, n, BLUE, fontsize=8)
     axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -1), xlim=(2, 5.2))
-    axes.set_xlabel("bits a character, validation")
+    axes.set_xlabel("bits a character, on unseen text")
 
 
 if __name__ == "__main__":
