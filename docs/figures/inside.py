@@ -1,9 +1,11 @@
 """Chapter 15: the quickstart's model from the inside, on text that it has not seen.
 
 How far back each head attends, what the loss would be if lm_head came after each layer, and what it is at
-each position of a window. It prints these, and what the model gains from a text that it has seen just before.
+each position of a window. It prints these, the loss without each head, and what the model gains from a text
+that it has seen just before.
 """
 
+import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -49,6 +51,16 @@ def bits_by_position(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndar
     return np.mean([nats(model, text) for text in texts], axis=0) / np.log(2)
 
 
+def without_head(model: GPT, layer: int, head: int) -> GPT:
+    """Return the model with 0 for what this head adds to the stream; both are counted from 0."""
+
+    def output(model: GPT):
+        return model.blocks.attn.c_proj.weight  # (L, H C, D)
+
+    C = model.config.head_size
+    return eqx.tree_at(output, model, output(model).at[layer, head * C : (head + 1) * C].set(0))
+
+
 def copied(model: GPT, text: Int[np.ndarray, " N"]) -> Float[np.ndarray, "2"]:
     """Return the bits a token costs after other text, and after the very same tokens."""
     pieces = windows(text, MANY, COPIED)
@@ -63,8 +75,9 @@ def draw(axes) -> None:
     text = book("val").astype(np.int32)
     model, *_ = load_run(str(quickstart()))
     T = model.config.block_size
-    heads = reach(model, windows(text, FEW, T))
-    layers = bits_by_layer(model, windows(text, FEW, T))
+    few = windows(text, FEW, T)
+    heads = reach(model, few)
+    layers = bits_by_layer(model, few)
     positions = bits_by_position(model, windows(text, MANY, T))
     draw_heads(axes[0], heads)
     draw_layers(axes[1], layers)
@@ -73,7 +86,9 @@ def draw(axes) -> None:
     for layer, row in enumerate(heads, start=1):
         for head, weights in enumerate(row, start=1):
             most = int(weights.argmax())
-            print(f"layer {layer} head {head}: {weights[most]:4.0%} on the token {most} back")
+            bits = bits_by_position(without_head(model, layer - 1, head - 1), few).mean()
+            seen = f"{weights[most]:4.0%} on the token {most} back"
+            print(f"layer {layer} head {head}: {seen}, bits without it {bits:.2f}")
     print("bits after each layer:", *(f"{bits:.2f}" for bits in layers))
     for first, last in ((1, 1), (2, 4), (5, 16), (17, 64), (65, T - 1)):
         print(f"bits at positions {first} to {last}: {positions[first - 1 : last].mean():.2f}")
@@ -83,7 +98,10 @@ def draw(axes) -> None:
 
 def draw_heads(axes, heads: Float[np.ndarray, "L H back"]) -> None:
     L, H, _ = heads.shape
-    axes.imshow(heads.reshape(L * H, BACK), cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
+    cells = heads.reshape(L * H, BACK)
+    image = axes.imshow(cells, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
+    bar = axes.figure.colorbar(image, ax=axes, ticks=[0, 0.2, 0.4, 0.6], format="{x:.0%}", shrink=0.8)
+    bar.outline.set_visible(False)
     for layer in range(1, L):
         axes.axhline(layer * H - 0.5, color=GREY, lw=0.8)
     axes.set_yticks([H * layer + (H - 1) / 2 for layer in range(L)], [f"layer {i + 1}" for i in range(L)])

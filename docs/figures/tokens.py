@@ -37,8 +37,8 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 
 def embedding_share(vocab_size: int) -> float:
     """Return the part of the quickstart's parameters that its table of tokens would be."""
-    counted = count(replace(MODELS["quickstart"], vocab_size=vocab_size))
-    return counted["tokens"] / sum(counted.values())
+    total, counted = count(replace(MODELS["quickstart"], vocab_size=vocab_size))
+    return counted["tokens"] / total
 
 
 def draw_rows(axes, rows: dict[str, list[str]]) -> None:
