@@ -63,13 +63,15 @@ def word(random: np.random.Generator) -> str:
 
 @task
 def add(random):
-    a, b = random.integers(0, random.choice([10, 20]), 2)
+    a, b = random.integers(0, random.choice([10, 50]), 2)
     question = one_of(
         random,
         f"What is {a} + {b}?",
         f"Add {a} and {b}.",
         f"{a} + {b} = ?",
         f"How much is {a} plus {b}?",
+        f"What's {a} plus {b}?",
+        f"Calculate {a} + {b}.",
         f"{a}+{b}",
     )
     return f"{min(a, b)} {max(a, b)}", question, str(a + b)
@@ -102,32 +104,41 @@ def count(random):
 
 @task
 def order(random):
-    numbers = random.choice(100, random.integers(3, 6), replace=False)
-    listed, ordered = (", ".join(map(str, x)) for x in (numbers, sorted(numbers)))
+    numbers = random.choice(random.choice([10, 100]), random.integers(3, 6), replace=False)
+    ordered = ", ".join(map(str, sorted(numbers)))
+    listed = one_of(random, ", ", ", ", " ").join(map(str, numbers))
     question = one_of(
         random,
         f"Sort {listed}.",
+        f"Sort the numbers {listed}.",
         f"Sort these numbers: {listed}",
         f"Put these in order: {listed}",
+        f"Put {listed} in order.",
+        f"Order {listed}.",
         f"Write {listed} from small to large.",
-        f"Sort {listed.replace(',', '')}",
+        f"Sort {listed} from smallest to largest.",
     )
     return ordered, question, ordered
+
+
+def quoted(random: np.random.Generator, text: str) -> str:
+    return one_of(random, text, text, text, f"the word {text}", f'"{text}"', f"'{text}'")
 
 
 @task
 def reverse(random):
     text = word(random)
+    said = quoted(random, text)
     question = one_of(
         random,
-        f"Write {text} backwards.",
-        f"Reverse {text}.",
-        f"Reverse the word {text}.",
-        f'Reverse "{text}"',
-        f"Reverse '{text}'.",
-        f"Spell {text} backwards.",
-        f"What is {text} from its end to its start?",
-        f"What is {text} backwards?",
+        f"Write {said} backwards.",
+        f"Reverse {said}.",
+        f"Spell {said} backwards.",
+        f"What is {said} backwards?",
+        f"What is {said} in reverse?",
+        f"What is {said} from its end to its start?",
+        f"Turn {said} around.",
+        f"How do you write {said} backwards?",
     )
     return min(text, text[::-1]), question, text[::-1]
 
@@ -137,14 +148,19 @@ def change(random):
     text = word(random)
     old = random.choice(list(text))
     new = random.choice([letter for letter in LETTERS if letter != old])
+    said, letter = (
+        quoted(random, text),
+        f"{one_of(random, '', '', 'each ', 'every ', 'the ', 'the letter ')}{old}",
+    )
     question = one_of(
         random,
-        f"Replace each {old} in {text} by {new}.",
-        f"Replace the {old} in {text} with {new}.",
-        f"Replace {old} with {new} in {text}.",
-        f"Change every {old} to {new} in {text}.",
-        f"Change {old} to {new} in {text}.",
-        f"In {text}, change {old} to {new}.",
+        f"Replace {letter} in {said} by {new}.",
+        f"Replace {letter} in {said} with {new}.",
+        f"Replace {letter} with {new} in {said}.",
+        f"Change {letter} to {new} in {said}.",
+        f"Change {letter} in {said} to {new}.",
+        f"In {said}, change {letter} to {new}.",
+        f"Swap {letter} for {new} in {said}.",
     )
     return f"{text} {old}", question, text.replace(old, new)
 
@@ -256,11 +272,11 @@ def small_talk(random: np.random.Generator) -> list[Exchange]:
     """
     entry = random.choice([entry for entry in talk()["talk"] for _ in entry["ask"]])
     slots: dict[str, Any] = {
-        name: one_of(random, *values) if random.random() < 0.7 else word(random)
+        name: one_of(random, *values) if random.random() < 0.5 else word(random)
         for name, values in talk()["slots"].items()
     }
     slots["name"] = slots["name"].capitalize()
-    numbers = {"number": (2, 100), "other": (2, 20), "large": (20, 1000)}
+    numbers = {"number": (2, 100), "other": (2, 20), "large": (50, 1000)}
     slots |= {name: random.integers(*limits) for name, limits in numbers.items()}
     found = []
     while entry:
@@ -271,11 +287,19 @@ def small_talk(random: np.random.Generator) -> list[Exchange]:
 
 
 def as_typed(random: np.random.Generator, text: str) -> str:
-    """Write a text as visitors do: some are polite, some leave out capitals, or the mark at the end."""
-    begin, lower, bare = random.random(3)
+    """Write a text as visitors do: some greet, and some leave out capitals, a mark, or a letter."""
+    begin, end, slip, lower, bare = random.random(5)
     if begin < 0.1:
-        text = f"{one_of(random, 'Please', 'Hey,', 'Ok,', 'Can you', 'Now')} {text[0].lower()}{text[1:]}"
-    text = text.lower() if lower < 0.3 else text
+        before = one_of(random, "Please", "Hi,", "Hello!", "Ok,", "Can you", "Now", "Good morning!")
+        text = f"{before} {text[0].lower()}{text[1:]}"
+    if end < 0.05:
+        text = f"{text.rstrip('.?!')} {one_of(random, 'please', 'pls', 'for me', 'lol')}"
+    first = text.split()[0]
+    if slip < 0.05 and first.isalpha() and len(first) > 3:
+        at = random.integers(1, len(first))
+        text = text[:at] + text[at + 1 :]
+    if lower < 0.3:
+        text = text.lower().replace("'", "")
     return text.rstrip(".?!") if bare < 0.3 and text.strip(".?!") else text
 
 

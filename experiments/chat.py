@@ -3,6 +3,7 @@
     python -m experiments.chat --quick=True     ten minutes: a model that answers, to be talked to
     python serve.py --out_dir=out-chat/1/chat
     python -m experiments.chat                  goes on from there: rewards, and what they add
+    python serve.py --out_dir=out-chat/1/rewarded --follow=True         meanwhile: waits for it, and follows it
     python -m experiments.chat --seeds=5        the table of docs/book/19-rewards.md
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
@@ -40,7 +41,7 @@ MODELS = ("chat", "more", "rewarded")
 TRAIN = "train.py config/quickstart.py --document_mask=True --block_size=256 --batch_size=8 --seed={seed}"
 ASK = "evaluate.py --ask=experiments/first_questions.txt --max_new_tokens=96 --json={to}/said.json"
 LEARNED = {  # stages, by what each makes
-    "conversations.jsonl": "data/tasks.py --tasks={tasks},add --n=80000 --talk=0.25 --wrong=0.2 --seed={seed}"
+    "conversations.jsonl": "data/tasks.py --tasks={tasks},add --n=60000 --talk=0.3 --wrong=0.2 --seed={seed}"
     " --to={to}/conversations.jsonl",
     "tokenizer": "data/train_tokenizer.py --source={to}/book.txt --vocab_size=259 --to={to}/tokenizer",
     "book": "data/prepare.py --source={to}/book.txt --tokenizer={to}/tokenizer --val_fraction=0.05"

@@ -13,6 +13,8 @@ from rewards.answers import is_right
 from tests.helpers import ROOT, refusal
 
 SPLITS = {"train": 500, "val": 80, "test": 80}  # questions; for one that is tested, twenty are made
+WORD = r"""(?:the word )?["']?(\w+)["']?"""
+LETTER = r"(?:each |every |the letter |the )?(\w)"
 
 
 def draw(task, split="train", n=100, *seed):
@@ -37,17 +39,15 @@ def answer_to(question: Question) -> str:
             letter, word = re.search(r"\b[aeiou]\b", text)[0], re.findall(r"\w+", text)[-1]
             return str(len(re.findall(letter, word)))
         case "reverse":
-            word = re.search(r"""(?:Write|Reverse(?: the word)?|Spell|What is) ["']?(\w+)""", text)[1]
+            word = re.search(rf"(?:[Ww]rite|Reverse|Spell|What is|Turn) {WORD}", text)[1]
             return "".join(word[i] for i in range(len(word) - 1, -1, -1))
         case "change":
-            if parts := re.search(r"(?:each|the) (\w) in (\w+) (?:by|with) (\w)", text):
+            if parts := re.search(rf"(?:Replace|Change) {LETTER} in {WORD} (?:by|with|to) (\w)\b", text):
                 old, word, new = parts.groups()
-            elif parts := re.search(r"In (\w+), change (\w) to (\w)", text):
+            elif parts := re.search(rf"In {WORD}, change {LETTER} to (\w)", text):
                 word, old, new = parts.groups()
             else:
-                old, new, word = re.search(
-                    r"(?:Change(?: every)?|Replace) (\w) (?:to|with) (\w) in (\w+)", text
-                ).groups()
+                old, new, word = re.search(rf"{LETTER} (?:to|with|for) (\w) in {WORD}", text).groups()
             return "".join(new if letter == old else letter for letter in word)
         case "date":
             months = {date(2023, m, 1).strftime("%B"): m for m in range(1, 13)}
