@@ -3,7 +3,7 @@
     python -m experiments.chat --quick=True     ten minutes: a model that answers, to be talked to
     python serve.py --out_dir=out-chat/1/chat
     python -m experiments.chat                  goes on from there: rewards, and what they add
-    python serve.py --out_dir=out-chat/1/rewarded --follow=True         meanwhile: waits for it, and follows it
+    python serve.py --out_dir=out-chat/1/rewarded --follow=True        meanwhile: waits for it, and follows
     python -m experiments.chat --seeds=5        the table of docs/book/19-rewards.md
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
