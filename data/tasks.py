@@ -57,8 +57,9 @@ def one_of(random: np.random.Generator, *phrasings: str) -> str:
 
 
 def word(random: np.random.Generator) -> str:
-    """Make up a word of three to ten letters: real words do not surprise a model that has learned such."""
-    return "".join(random.choice(LETTERS, random.integers(3, 11)))
+    """Make up a word of three to ten letters, some of which repeat: real words do not surprise then."""
+    letters = random.choice(LETTERS, random.integers(3, 11))
+    return "".join(random.choice(letters, len(letters)) if random.random() < 0.5 else letters)
 
 
 @task
@@ -104,7 +105,7 @@ def count(random):
 
 @task
 def order(random):
-    numbers = random.choice(random.choice([10, 100]), random.integers(3, 6), replace=False)
+    numbers = random.integers(0, random.choice([10, 100], random.integers(3, 6)))
     ordered = ", ".join(map(str, sorted(numbers)))
     listed = one_of(random, ", ", ", ", " ").join(map(str, numbers))
     question = one_of(
@@ -114,6 +115,7 @@ def order(random):
         f"Sort these numbers: {listed}",
         f"Put these in order: {listed}",
         f"Put {listed} in order.",
+        f"Put {listed} in order from small to big.",
         f"Order {listed}.",
         f"Write {listed} from small to large.",
         f"Sort {listed} from smallest to largest.",
@@ -295,7 +297,7 @@ def as_typed(random: np.random.Generator, text: str) -> str:
     if end < 0.05:
         text = f"{text.rstrip('.?!')} {one_of(random, 'please', 'pls', 'for me', 'lol')}"
     first = text.split()[0]
-    if slip < 0.05 and first.isalpha() and len(first) > 3:
+    if slip < 0.1 and first.isalpha() and len(first) > 3:
         at = random.integers(1, len(first))
         text = text[:at] + text[at + 1 :]
     if lower < 0.3:

@@ -34,7 +34,7 @@ def answer_to(question: Question) -> str:
         case "subtract":
             return str(max(found) - min(found))
         case "order":
-            return ", ".join(str(n) for n in range(100) if n in found)
+            return ", ".join(str(n) for n in range(100) for _ in range(found.count(n)))
         case "count":
             letter, word = re.search(r"\b[aeiou]\b", text)[0], re.findall(r"\w+", text)[-1]
             return str(len(re.findall(letter, word)))
