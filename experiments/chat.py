@@ -1,6 +1,6 @@
 """The whole life of a chat model, on two CPU cores; nothing that it needs is downloaded.
 
-    python -m experiments.chat --quick=True     ten minutes: a model that answers, to be talked to
+    python -m experiments.chat --quick=True     a model that answers, in a quarter of an hour
     python serve.py --out_dir=out-chat/1/chat
     python -m experiments.chat                  goes on from there: rewards, and what they add
     python serve.py --out_dir=out-chat/1/rewarded --follow=True        meanwhile: waits for it, and follows
