@@ -15,8 +15,8 @@ from hub.export import GPT2_FILES, special_ids, tensors, which_family, with_bias
 from hub.weights import Family
 from model import GPT, inverse_frequencies
 
-# How byte-level tokenizers split words, as the library says it and as llama.cpp calls it.
 NEVER = "ÿ ÿ"  # a merge of two bytes 255, which UTF-8 has not: llama.cpp reads no tokenizer without merges
+# How byte-level tokenizers split words, as the library says it and as llama.cpp calls it.
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {CONTRACTIONS + r"\p{N}{1,3}" + REST: "llama-bpe", CONTRACTIONS + r"\p{N}" + REST: "qwen2"}
