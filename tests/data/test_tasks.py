@@ -89,9 +89,9 @@ def test_no_subject_is_of_two_splits(task):
 
 def test_no_pair_of_numbers_is_added_in_training_and_tested():
     trained, tested = (
-        {frozenset(numbers(q.text)) for q in draw("add", split, SPLITS[split])} for split in ("train", "test")
+        {frozenset(numbers(q.text)) for q in draw("add", split, 500)} for split in ("train", "test")
     )
-    assert len(tested) > 8 and not trained & tested
+    assert len(tested) > 40 and not trained & tested
 
 
 def test_a_seeds_questions_are_the_same_under_every_python():
@@ -133,7 +133,6 @@ def test_talk_comes_between_questions_and_each_exchange_has_both_sides(tmp_path)
 
 
 def test_a_name_is_remembered(tmp_path):
-    """What is said `then` has the names of what was said before."""
     main([f"--to={tmp_path}/a.jsonl", "--n=2000", "--tasks=add", "--talk=0.9"])
     told = re.findall(r"Hello, (\w+)! What.{,200}?Your name is (\w+)\.", (tmp_path / "a.jsonl").read_text())
     assert len({name for name, _ in told}) > 5 and all(name == again for name, again in told)
