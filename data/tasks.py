@@ -14,7 +14,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -150,10 +149,8 @@ def change(random):
     text = word(random)
     old = random.choice(list(text))
     new = random.choice([letter for letter in LETTERS if letter != old])
-    said, letter = (
-        quoted(random, text),
-        f"{one_of(random, '', '', 'each ', 'every ', 'the ', 'the letter ')}{old}",
-    )
+    said = quoted(random, text)
+    letter = one_of(random, "", "", "each ", "every ", "the ", "the letter ") + old
     question = one_of(
         random,
         f"Replace {letter} in {said} by {new}.",
@@ -314,8 +311,10 @@ def converse(random: np.random.Generator, drawn: Iterator[Exchange], share: floa
 
 
 def as_messages(conversation: list[Exchange]) -> list[dict[str, str]]:
-    both = (({"role": "user", "content": a}, {"role": "assistant", "content": b}) for a, b in conversation)
-    return [*chain.from_iterable(both)]
+    roles = ("user", "assistant")
+    return [
+        {"role": role, "content": x} for both in conversation for role, x in zip(roles, both, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
