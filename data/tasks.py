@@ -104,7 +104,9 @@ def count(random):
 
 @task
 def order(random):
-    numbers = random.integers(0, random.choice([10, 100], random.integers(3, 6)))
+    n = random.integers(3, 6)
+    sizes = random.choice([10, 100], n if random.random() < 0.25 else 1)  # most lists are of one size
+    numbers = random.integers(0, sizes, n)
     ordered = ", ".join(map(str, sorted(numbers)))
     listed = one_of(random, ", ", ", ", " ").join(map(str, numbers))
     question = one_of(
@@ -150,16 +152,18 @@ def change(random):
     old = random.choice(list(text))
     new = random.choice([letter for letter in LETTERS if letter != old])
     said = quoted(random, text)
-    letter = one_of(random, "", "", "each ", "every ", "the ", "the letter ") + old
+    mark = one_of(random, "", "", "", "'", '"')
+    letter = one_of(random, "", "", "each ", "every ", "all ", "the ", "the letter ") + mark + old + mark
+    put = mark + new + mark
     question = one_of(
         random,
-        f"Replace {letter} in {said} by {new}.",
-        f"Replace {letter} in {said} with {new}.",
-        f"Replace {letter} with {new} in {said}.",
-        f"Change {letter} to {new} in {said}.",
-        f"Change {letter} in {said} to {new}.",
-        f"In {said}, change {letter} to {new}.",
-        f"Swap {letter} for {new} in {said}.",
+        f"Replace {letter} in {said} by {put}.",
+        f"Replace {letter} in {said} with {put}.",
+        f"Replace {letter} with {put} in {said}.",
+        f"Change {letter} to {put} in {said}.",
+        f"Change {letter} in {said} to {put}.",
+        f"In {said}, change {letter} to {put}.",
+        f"Swap {letter} for {put} in {said}.",
     )
     return f"{text} {old}", question, text.replace(old, new)
 

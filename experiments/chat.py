@@ -38,7 +38,10 @@ from runs.checkpoint import checkpoint_folders
 
 TASKS = "reverse,change,order"  # that rewards are for
 MODELS = ("chat", "more", "rewarded")
-TRAIN = "train.py config/quickstart.py --document_mask=True --block_size=256 --batch_size=8 --seed={seed}"
+TRAIN = (
+    "train.py config/quickstart.py --qk_norm=True --document_mask=True --block_size=256 --batch_size=8"
+    " --seed={seed}"
+)
 ASK = "evaluate.py --ask=experiments/first_questions.txt --max_new_tokens=96 --json={to}/said.json"
 LEARNED = {  # stages, by what each makes
     "conversations.jsonl": "data/tasks.py --tasks={tasks},add --n=60000 --talk=0.3 --wrong=0.2 --seed={seed}"

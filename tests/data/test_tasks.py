@@ -14,7 +14,8 @@ from tests.helpers import ROOT, refusal
 
 SPLITS = {"train": 500, "val": 80, "test": 80}  # questions; for one that is tested, twenty are made
 WORD = r"""(?:the word )?["']?(\w+)["']?"""
-LETTER = r"(?:each |every |the letter |the )?(\w)"
+ONE = r"""["']?(\w)["']?"""
+LETTER = rf"(?:each |every |all |the letter |the )?{ONE}"
 
 
 def draw(task, split="train", n=100, *seed):
@@ -42,12 +43,12 @@ def answer_to(question: Question) -> str:
             word = re.search(rf"(?:[Ww]rite|Reverse|Spell|What is|Turn) {WORD}", text)[1]
             return "".join(word[i] for i in range(len(word) - 1, -1, -1))
         case "change":
-            if parts := re.search(rf"(?:Replace|Change) {LETTER} in {WORD} (?:by|with|to) (\w)\b", text):
+            if parts := re.search(rf"(?:Replace|Change) {LETTER} in {WORD} (?:by|with|to) {ONE}\.", text):
                 old, word, new = parts.groups()
-            elif parts := re.search(rf"In {WORD}, change {LETTER} to (\w)", text):
+            elif parts := re.search(rf"In {WORD}, change {LETTER} to {ONE}", text):
                 word, old, new = parts.groups()
             else:
-                old, new, word = re.search(rf"{LETTER} (?:to|with|for) (\w) in {WORD}", text).groups()
+                old, new, word = re.search(rf"{LETTER} (?:to|with|for) {ONE} in {WORD}", text).groups()
             return "".join(new if letter == old else letter for letter in word)
         case "date":
             months = {date(2023, m, 1).strftime("%B"): m for m in range(1, 13)}
