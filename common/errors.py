@@ -51,6 +51,8 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         # Not sys.exit: threads that still compile would delay it, or crash while Python ends.
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
     except Exception as error:
+        with suppress(OSError):
+            sys.stdout.flush()  # where both go to a file, the error stands last
         if (line := in_one_line(error)) is None:
             traceback.print_exc()
         else:

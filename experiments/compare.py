@@ -37,7 +37,7 @@ from data.spans import document_bytes
 from experiments.record import STRICT, Experiment, Variant, not_defaults
 from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
-from experiments.runner import KEEPING, Equal, at_equal, options_of, run, time_steps
+from experiments.runner import KEEPING, Equal, at_equal, defaults_of, options_of, run, time_steps
 from experiments.snapshot import digest, split_commit, take
 from runs.start import shape_of_weights
 
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
 
 
 COMMIT, CONFIG = "git:.*", r"(?!-|git:).*\.py"
-LEFT_OUT = {*KEEPING, "seed"}
+LEFT_OUT = {*KEEPING, "seed", "overwrite"}
 
 
 def changed(base: list[str], words: list[str]) -> list[str]:
@@ -119,9 +119,10 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
         words = [str(own) if (own := code.folder / word).is_file() else word for word in words]
         with suppress(UserError):  # a copy of a commit has no text to prepare; it may have options of its own
             prepare_if_missing(parse_options(words, shape_of_weights).dataset)
+        theirs = defaults_of(code) if commit else {}
         values = options_of(code, words) if commit else vars(parse_options(words, shape_of_weights))
         left_out = LEFT_OUT | ({"init_from"} if values.get("init_from") in RESUMING else set())
-        found[label] = Variant(code, not_defaults(values, left_out))
+        found[label] = Variant(code, not_defaults(values, left_out, theirs))
     for dataset in {x.option("dataset") for x in found.values()}:
         prepare_if_missing(dataset)
     return found
@@ -130,7 +131,9 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
 def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experiment:
     """Return the experiment, said in full and timed. Raises UserError for what cannot be compared."""
     if not changes or {"", "base"} & {*changes}:
-        raise UserError(f"{' '.join(base)}: give --change=, once for each: options, a config, or git:COMMIT")
+        raise UserError(
+            f"{' '.join(base) or 'compare'}: give --change=, once for each: options, a config, or git:COMMIT"
+        )
     with refusing(f"--change={changes[-1]}", "close its quotes", ValueError):
         sets = {change: changed(base, shlex.split(change)) for change in changes}
     variants = read_variants({"base": base} | sets, Path(asked.out))

@@ -26,10 +26,17 @@ from experiments.snapshot import ROOT, Snapshot, digest
 RESULTS = ROOT / "experiments" / "results"
 
 
-def not_defaults(values: dict[str, Any], left_out: Collection[str]) -> dict[str, Any]:
-    """Return the options that are not train.py's defaults, in order, without some."""
+def not_defaults(
+    values: dict[str, Any], left_out: Collection[str], theirs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the options that are not train.py's defaults, in order, without some.
+
+    Of other code, whose defaults are `theirs`, also what is a default here and another one there.
+    """
     left = sorted(values.keys() - left_out)
-    return {name: values[name] for name in left if values[name] != getattr(Options, name, None)}
+    ours = {name: getattr(Options, name, None) for name in left}
+    defaults = (ours, theirs or ours)
+    return {name: values[name] for name in left if any(values[name] != x.get(name) for x in defaults)}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A killed run goes on from its last checkpoint. A run's folder is named by its op
 and keeps its result: what experiments share is trained once.
 """
 
+import json
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from subprocess import DEVNULL, Popen
+from subprocess import DEVNULL, CalledProcessError, Popen, check_output
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
@@ -41,7 +42,9 @@ def start(code: Snapshot, words: list[str], folder: Path, dataset: str = "", **v
     """Start a program of this code, which finds our data sets. Its output is train.log in the folder."""
     data = dataset_dir(dataset)
     named = data.parent if data.name == dataset else os.environ.get("NANOJAXGPT_DATA", DATA)
-    env = os.environ | {"NANOJAXGPT_DATA": str(named)} | variables
+    env = (
+        os.environ | {"NANOJAXGPT_DATA": str(named), "PYTHONUNBUFFERED": "1"} | variables
+    )  # an error is last
     command = [sys.executable, str(code.folder / words[0]), *words[1:]]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "train.log", "ab") as log:
@@ -214,6 +217,15 @@ def options_of(code: Snapshot, words: list[str]) -> dict[str, Value]:
             return read_json(path, dict[str, Value])
 
 
+def defaults_of(code: Snapshot) -> dict[str, Value]:
+    """Return the defaults of this code's options; none of code that has them elsewhere."""
+    script = "import json; from config.options import Options; print(json.dumps(vars(Options())))"
+    try:
+        return json.loads(check_output([sys.executable, "-c", script], cwd=code.folder, stderr=DEVNULL))
+    except (CalledProcessError, ValueError):
+        return {}
+
+
 def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
     """Return the milliseconds of a step, and the losses of the first ones; none of those if it diverges."""
     never = INT32 - 1
@@ -228,26 +240,32 @@ def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
             return len(steps) >= SEEN and sum(step["ms"] for step in steps[WARM_UP:]) >= 1e3 * SECONDS
 
         train_until(enough, variant.code, words, folder, variant.option("dataset"))
-        if diverged_at(folder) is not None:  # its steps take as long with a rate that changes nothing
+        if diverged_at(folder) is not None:
+            if rates:
+                raise UserError(f"{variant.code.name}: {last_line(folder).removeprefix('error: ')}")
+            # Its steps take as long with a rate that changes nothing.
             return short_run(variant, learning_rate=1e-9, min_lr=0.0)[0], []
     return median(step["ms"] for step in steps[WARM_UP:]), [step["loss"] for step in steps[:SEEN]]
 
 
 def time_steps(experiment: Experiment) -> None:
-    """Time a step of each set, unless the record has all, and say how sure its ratio to the base's is.
+    """Time a step of each set that the record lacks, and say how sure its ratio to the base's is.
 
-    By turns, what else runs slows all alike. Other code whose losses are the base's, with the same options,
+    What was timed stays: another number of steps would begin its runs anew. By turns, what else runs slows all alike. Other code whose losses are the base's, with the same options,
     is named on stderr. Raises UserError.
     """
-    record, sets = experiment.record(), experiment.sets
-    if all(record.sets[label].ms for label in sets):
-        return
+    record, sets, about = experiment.record(), experiment.sets, machine()
+    base, *others = sets
+    if ms := record.sets[base].ms:
+        others = [label for label in others if not record.sets[label].ms]
+        if not others:
+            return
     print("timing a step of each, by turns", file=sys.stderr, flush=True)
-    turns = [{label: short_run(x) for label, x in sets.items()} for _ in range(TURNS)]
-    base, about = next(iter(sets)), machine()
+    turns = [{label: short_run(sets[label]) for label in (base, *others)} for _ in range(TURNS)]
     timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
-    middle = median(turn[base][0] for turn in turns)
-    for label, x in sets.items():
+    middle = ms or median(turn[base][0] for turn in turns)
+    for label in others if ms else sets:
+        x = sets[label]
         ratios = [turn[label][0] / turn[base][0] for turn in turns]  # of neighbours in time
         half = critical(TURNS) * float(sem(ratios))
         record.set(label, ms=round(middle * median(ratios), 2), ratio_half=round(half, 3), timed=timed)

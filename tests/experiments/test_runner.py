@@ -22,6 +22,7 @@ from experiments.report import describe, provenance, sentences, table, write_rep
 from experiments.runner import (
     Task,
     at_equal,
+    defaults_of,
     evaluated,
     options_of,
     result_of,
@@ -176,6 +177,23 @@ def test_a_run_that_diverges_is_timed_with_a_rate_that_changes_nothing(version, 
     diverges = "if words['learning_rate'] == '1e30': sys.exit('error: iter 1: loss is nan')"
     code = version(f"{diverges}\nopen('metrics.jsonl', 'w').write({lines!r})")
     assert short_run(Variant(code, {"dataset": "x", "learning_rate": "1e30"})) == (5.0, [])
+    always = Variant(version("print('resuming')\nsys.exit('error: iter 1: loss is nan')"), {"dataset": "x"})
+    monkeypatch.delenv(
+        "PYTHONUNBUFFERED", raising=False
+    )  # else what is printed stands before the error anyway
+    assert refusal(short_run, always) == "theirs: iter 1: loss is nan"
+
+
+def test_an_option_of_other_code_is_left_out_where_it_is_a_default_of_both(tmp_path):
+    theirs = Snapshot(tmp_path, "theirs", {})
+    assert defaults_of(theirs) == {}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/options.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Options:\n    qk_norm: bool = True\n    n_layer: int = 12"
+    )
+    for values in ({"qk_norm": True}, {"qk_norm": False}):
+        found = not_defaults(values | {"n_layer": 12, "seed": 2}, {"seed"}, defaults_of(theirs))
+        assert found == values
 
 
 def test_times_are_ratios_of_neighbours_in_time_with_students_interval(tmp_path, monkeypatch, capsys):
@@ -190,6 +208,11 @@ def test_times_are_ratios_of_neighbours_in_time_with_students_interval(tmp_path,
     half = pytest.approx(2.7764 * 100 / 5**0.5, rel=1e-4)
     assert found == dict(base=(2.0, 0.0), idle=(3.0, 0.0), other=(3000.0, half))
     assert capsys.readouterr().err.endswith("\nidle: 10 steps change nothing: does fast.py override it?\n")
+    sets["new"] = Variant(Snapshot(None, "", {"model.py": "other"}), {})  # by turns with the base, now slower
+    times = iter([4.0, 8.0] * 5)
+    time_steps(experiment)
+    again = {label: (x.ms, x.ratio_half) for label, x in experiment.record().sets.items()}
+    assert again == found | {"new": (4.0, 0.0)}
 
 
 def test_a_set_whose_options_change_begins_anew_and_one_that_is_gone_keeps_its_row(experiment):
