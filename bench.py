@@ -35,7 +35,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from common.command_line import Count, Name, take_options
+from common.command_line import Count, Name, refuse_unused, take_options
 from common.devices import count_cpus, describe_cpu, known_device
 from common.files import check_writable, naming, write_whole
 from config.options import Options, parse_options
@@ -70,6 +70,9 @@ JAX_ALONE = (
 )
 
 
+OF_STEP = ("vs", "steps", "loop", "profile", "losses")  # options
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     vs: Literal["torch"] | None = None
@@ -88,9 +91,10 @@ def main(argv: list[str]) -> None:
     own, words = take_options(argv, BenchOptions)
     bench = BenchOptions(**own)
     options = parse_options(words, saved_options=saved_options)
-    for name in ("losses", "profile"):
-        if getattr(bench, name) and (bench.decode or bench.serve):
-            raise UserError(f"--{name} is of the training step: leave --decode and --serve out")
+    if bench.decode and bench.serve:
+        raise UserError("--decode and --serve are given: give one of them")
+    if bench.decode or bench.serve:
+        refuse_unused(own, OF_STEP, " is of the training step, not of --decode or --serve")
     hlo = f"{bench.profile}/{HLO}" if bench.profile else None
     for path in filter(None, (bench.json, hlo)):
         check_writable(Path(path))

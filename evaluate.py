@@ -111,6 +111,10 @@ def evaluate_on_text(options: EvaluateOptions) -> dict[str, Any]:
     name, dataset = find_dataset(tokenizer, model.config.vocab_size, options)
     batches = Batches(dataset.tokens(options.split), options.batch_size, T, seed=0)  # the seed is not used
     tokens = batches.tokens
+    if tokens.row is not None:
+        windows = {"stride": options.stride, "add_special_tokens": not options.add_special_tokens}
+        asked = [option for option, is_given in windows.items() if is_given]
+        refuse_unused(asked, windows, f" is not used with {name}, which has rows of conversations")
     if not options.add_special_tokens and (start := document_start(tokenizer)) != end_of_text(tokenizer):
         tokens.ids = tokens.ids[tokens.ids != start]
     n = len(tokens) - 1 if tokens.learned is None else int(tokens.learned.sum())
@@ -129,7 +133,7 @@ def evaluate_on_text(options: EvaluateOptions) -> dict[str, Any]:
         "dataset": name,
         "split": options.split,
         "block_size": T,
-        "stride": stride,
+        "stride": stride if tokens.row is None else None,
         "tokens": n,
         "bytes": n_bytes,
         "loss": loss,

@@ -19,7 +19,6 @@ The compilers are a download of their own: pip install -r requirements-plan.txt
 
 from common.errors import UserError, command  # isort: split
 
-import math
 from dataclasses import dataclass, replace
 
 import jax
@@ -33,7 +32,7 @@ from parallel.mesh import make_mesh
 from runs.checkpoint import saved_options
 from runs.metrics import count_parameters, flops_per_token
 from runs.start import choose_config
-from tools.planning.fit import GIB, Memory, Planned, changes_that_save, plan
+from tools.planning.fit import GIB, Memory, Planned, bytes_held, changes_that_save, plan
 from tools.planning.published import MIDDLE, published_mfu
 from tools.planning.target import GPUS, PRICES_READ, Target, parse_target, prepare_to_compile
 from training.state import state_shapes
@@ -123,13 +122,10 @@ def memory_table(memory: Memory, target: Target) -> str:
 def sharding_table(shapes) -> str:
     """Describe each array of a tree from `with_shardings` in a line."""
     lines = [f"{'parameter':<32} {'shape':<20} {'spec':<30} MB per device"]
-    total = 0
     for path, x in jax.tree.leaves_with_path(shapes):
-        size = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-        total += size
         spec = f"P({', '.join(str(axis) for axis in x.sharding.spec)})"
-        lines.append(f"{leaf_name(path):<32} {x.shape!s:<20} {spec:<30} {size / 1e6:.3f}")
-    return "\n".join([*lines, f"{'all':<84} {total / 1e6:.3f}"])
+        lines.append(f"{leaf_name(path):<32} {x.shape!s:<20} {spec:<30} {bytes_held(x) / 1e6:.3f}")
+    return "\n".join([*lines, f"{'all':<84} {bytes_held(shapes) / 1e6:.3f}"])
 
 
 def step_table(planned: Planned) -> str:

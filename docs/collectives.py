@@ -15,6 +15,7 @@ from dataclasses import replace
 import jax
 
 from common.command_line import given
+from common.errors import command
 from config.options import Options
 from parallel.mesh import make_mesh
 from tools.planning.program import Program
@@ -62,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(lambda _: main())

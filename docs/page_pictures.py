@@ -6,17 +6,15 @@ It takes Playwright and chromium.
 """
 
 import shutil
-import subprocess
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
+from config.options import Options
 from docs.figures import IMAGES, quickstart
 from docs.live.__main__ import PAGE
-from docs.pages import LIVE, ROOT, chapters
+from docs.pages import LIVE, chapters
+from tools.benchmarks.generation import serving
 
 TEXT = """def read(self, size=-1):
     if size < 0:
@@ -30,20 +28,6 @@ READY = {  # by the view: what it has when it is complete
     "lens": "#lens td.chosen",
     "loss": "#loss-figures dd",
 }
-
-
-@contextmanager
-def served() -> Generator[str]:
-    """Serve the quickstart's run, and yield the address."""
-    command = [sys.executable, "serve.py", f"--out_dir={quickstart()}", "--port=0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
-        lines = iter(server.stdout or "")
-        try:
-            address = next(line.split()[-1] for line in lines if line.startswith("serving "))
-            next(line for line in lines if line.startswith("compiled "))  # and says so no more
-            yield address
-        finally:
-            server.terminate()
 
 
 def picture(page: Page, name: str, ready: str) -> None:
@@ -97,7 +81,7 @@ if __name__ == "__main__":
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1200, "height": 900})
         page.set_default_timeout(120_000)
-        with served() as address:
+        with serving(Options(out_dir=str(quickstart()))) as (address, _):
             page.goto(address)
             take(page)
         take_live(page)

@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 
-from common.command_line import Count, Name, Seed, given, matching
+from common.command_line import Count, Name, Seed, given, matching, value_reader
 from common.errors import UserError, command
 from common.files import kept, read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
@@ -88,6 +88,15 @@ class ChatOptions:
     out_dir: Listed = "out-chat"  # a folder in it for each seed; results.json and results.md have the answers
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A stage that has begun."""
+
+    command: str
+    seconds: float = 0.0  # of all its attempts
+    ended: bool = False
+
+
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
     seeds = range(options.seed, options.seed + options.seeds)
@@ -119,25 +128,36 @@ def main(argv: list[str]) -> None:
 def live(folder: Path, seed: int, stages: dict[str, str]) -> float:
     """Run the stages that have not ended; return the minutes of all. Raises UserError for one that fails."""
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
-    path = folder / "stages.json"
-    ended = kept(path, dict[str, float | None])  # the seconds of each that has begun; None: it has not ended
-    commands = []
+    path, waiting = folder / "stages.json", [*stages]
+    begun = kept(path, dict[str, Stage])  # by what each makes
     for name, stage in stages.items():
+        waiting.remove(name)
         words = [word.format(to=folder, seed=seed, tasks=TASKS) for word in stage.split()]
-        commands.append(typed := shlex.join(["python", *words]))
-        if ended.get(typed) is not None:
-            continue
-        if typed not in ended:
+        typed = shlex.join(["python", *words])
+        earlier = begun.get(name)
+        if earlier is None or earlier.command != typed:
             shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)  # of an earlier life
-        if typed in ended and checkpoint_folders(str(folder / name)):  # it was stopped while it trained
+            earlier = Stage(typed)
+            for later in waiting:  # what was made from it
+                begun.pop(later, None)
+        elif earlier.ended:
+            continue
+        elif checkpoint_folders(str(folder / name)):  # it was stopped while it trained
             words = [words[0], f"--out_dir={folder / name}", "--init_from=resume"]
-        ended[typed], begun = None, time.monotonic()
-        write_whole(path, json.dumps(ended, indent=1))
-        if run(words):
+        start, status = time.monotonic(), None
+        try:
+            keep(path, begun | {name: earlier})
+            status = run(words)
+        finally:
+            begun[name] = Stage(typed, earlier.seconds + time.monotonic() - start, ended=status == 0)
+            keep(path, begun)
+        if status:
             raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
-        ended[typed] = time.monotonic() - begun
-        write_whole(path, json.dumps(ended, indent=1))
-    return sum(ended[typed] or 0 for typed in commands) / 60
+    return sum(begun[name].seconds for name in stages) / 60
+
+
+def keep(path: Path, begun: dict[str, Stage]) -> None:
+    write_whole(path, value_reader(dict[str, Stage]).dump_json(begun, indent=1).decode() + "\n")
 
 
 def outcome(folder: Path) -> dict[str, Any]:

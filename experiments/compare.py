@@ -71,6 +71,8 @@ def main(argv: list[str]) -> int:
         if changes or base[1:] or asked.power or asked.json:
             raise UserError(f"{base[0]}: a list takes only --only, --seeds, --jobs, --equal and --out")
         return run_list(Path(base[0]), asked)
+    if asked.only:
+        raise UserError("--only is for a list of experiments: leave it out")
     experiment = design(base, changes, asked)
     if asked.power:
         lines = [needed(experiment, label, asked.power) for label in changes]
@@ -213,10 +215,13 @@ def needed(experiment: Experiment, label: str, gain: float) -> str:
     seen = (record.losses(label) - base).dropna()
     done, took = len(seen), [run.seconds for x in ("base", label) for run in record.sets[x].runs]
     if done < 2:  # equal seeds vary together: their differences vary less than those of independent runs
-        reference = [run.val for run in find_runs(experiment.sets["base"].options)]
+        in_nats = experiment.metric != "bits_per_byte"
+        reference = [run.val for run in find_runs(experiment.sets["base"].options) if in_nats]
         seen, spread = base if len(base) > 1 else pd.Series(reference, dtype=float), 2**0.5
     if len(seen) < 2:
         raise UserError("--power: no two seeds of the base are there: give --seeds=2 without --power first")
+    if not seen.std():
+        raise UserError(f"{label}: its {done} seeds differ alike from the base's: the change may do nothing")
     pair = 2 * sum(took) / max(1, len(took))
     return f"{label}: {say_seeds(gain, spread * seen.std(), len(seen) - 1, done, pair)}"
 

@@ -159,8 +159,9 @@ def audit(race: Race, receipt: Receipt) -> str:
 def table(ledger: list[Receipt]) -> str:
     rows = ["| try | what | why | raced | seeds | answer |", "|---" * 6 + "|"]
     for x in ledger:
-        what = " ".join(word.replace("|", "\\|") for word in x.words)
-        rows.append(f"| {x.number} | {what} | {x.why} | {x.raced} | {len(x.ours)} | {x.sentence} |")
+        cells = (x.number, " ".join(x.words), x.why, x.raced, len(x.ours), x.sentence)
+        escaped = (str(cell).replace("|", "\\|") for cell in cells)
+        rows.append(f"| {' | '.join(escaped)} |")
     return "\n".join(rows)
 
 

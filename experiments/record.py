@@ -198,8 +198,12 @@ def data_mark(dataset: str) -> str | None:
         return None
 
 
-@cache
 def machine() -> dict[str, str]:
+    return about_machine() | {"date": date.today().isoformat()}
+
+
+@cache
+def about_machine() -> dict[str, str]:
     packages = [f"{name} {version(name)}" for name in ("jax", "jaxlib", "equinox", "optax", "numpy")]
     versions = ", ".join([f"Python {platform.python_version()}", *packages])
-    return {"versions": versions, "cpu": describe_cpu(), "date": date.today().isoformat()}
+    return {"versions": versions, "cpu": describe_cpu()}

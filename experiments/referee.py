@@ -27,7 +27,7 @@ import numpy as np
 from filelock import FileLock
 from scipy.special import logsumexp
 
-from common.command_line import Count, Name, show_help, take_options
+from common.command_line import Count, Name, refuse_unused, show_help, take_options
 from common.errors import UserError, command
 from common.files import read_json, refusing, write_whole, written
 from config.options import Options, parse_options
@@ -70,6 +70,9 @@ class RefereeOptions:
     again: Count | None = None  # of show: also train the first run of this try again
 
 
+UNUSED = {"try": ("check", "again"), "show": ("why", "json", "race")}  # by what is asked
+
+
 def main(argv: list[str]) -> int:
     if {"--help", "-h"} & {*argv}:
         show_help(RefereeOptions)
@@ -79,10 +82,13 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{words[0]}: `show` does not take it; see --help")
     if verb not in ("try", "show") or (verb == "try" and not words):
         raise UserError("give `try` and what to try, as in: try git:my-idea --why=...; or `show`")
+    refuse_unused(own, UNUSED[verb], f" is not used with `{verb}`")
     folder = Path(options.ledger)
+    if verb == "show" and not folder.exists():
+        raise UserError(f"--ledger={folder}: there is no such folder: give that of a race")
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / ".lock"):  # waits for another referee
-        referee = Referee(options, read_race(folder / "race.toml", Path(options.race)))
+        referee = Referee(options, read_race(folder / "race.toml", Path(options.race), "race" in own))
         if verb == "show":
             show(referee, options)
             return 0
@@ -91,8 +97,10 @@ def main(argv: list[str]) -> int:
     return STATUS[receipt.verdict]
 
 
-def read_race(kept: Path, new: Path) -> Race:
-    """Read the rules that a ledger keeps; a new one gets a copy of the race's."""
+def read_race(kept: Path, new: Path, given: bool = False) -> Race:
+    """Read the rules that a ledger keeps; a new one gets a copy of the race's. Refuses others if `given`."""
+    if given and kept.exists() and kept.read_bytes() != new.read_bytes():
+        raise UserError(f"--race={new}: {kept} has other rules: give another --ledger")
     path = kept if kept.exists() else new
     with refusing(f"{path}: cannot be read", "see experiments/races/quickstart.toml", ValueError, TypeError):
         text = path.read_text(encoding="utf-8")

@@ -42,9 +42,8 @@ def start(code: Snapshot, words: list[str], folder: Path, dataset: str = "", **v
     """Start a program of this code, which finds our data sets. Its output is train.log in the folder."""
     data = dataset_dir(dataset)
     named = data.parent if data.name == dataset else os.environ.get("NANOJAXGPT_DATA", DATA)
-    env = (
-        os.environ | {"NANOJAXGPT_DATA": str(named), "PYTHONUNBUFFERED": "1"} | variables
-    )  # an error is last
+    own = {"NANOJAXGPT_DATA": str(named), "PYTHONUNBUFFERED": "1"}  # so that an error is the last line
+    env = os.environ | own | variables
     command = [sys.executable, str(code.folder / words[0]), *words[1:]]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "train.log", "ab") as log:
@@ -251,8 +250,9 @@ def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
 def time_steps(experiment: Experiment) -> None:
     """Time a step of each set that the record lacks, and say how sure its ratio to the base's is.
 
-    What was timed stays: another number of steps would begin its runs anew. By turns, what else runs slows all alike. Other code whose losses are the base's, with the same options,
-    is named on stderr. Raises UserError.
+    What was timed stays: another number of steps would begin its runs anew. By turns, what else runs slows
+    all alike. Other code whose losses are the base's, with the same options, is named on stderr. Raises
+    UserError.
     """
     record, sets, about = experiment.record(), experiment.sets, machine()
     base, *others = sets

@@ -58,15 +58,8 @@ for name, value in {
     os.environ[name.upper()] = str(value)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def sigint_interrupts():
-    """Have Ctrl-C raise KeyboardInterrupt here and in the programs that tests start.
-
-    A shell that starts the tests in the background has SIGINT ignored, which programs inherit.
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+# A shell that starts the tests in the background has SIGINT ignored, which programs inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

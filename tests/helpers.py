@@ -46,6 +46,9 @@ DEADLINE = 240  # seconds: PyTorch without a compiler takes 75 on a slow machine
 SPEED_FIELDS = {"ms", "data_ms", "memory_mb", "tokens_per_second"}
 
 
+# Options of a run that is long enough to be disturbed.
+LONG_RUN = {"max_iters": 600, "eval_interval": 50, "log_interval": 100, "lr_decay_iters": 600}
+
 # Options of a model that is neither GPT-2 nor Llama.
 MODERN = dict(mlp="relu2", position="rope", norm="rmsnorm", qk_norm=True)
 
@@ -318,3 +321,8 @@ def assert_as_on_one_device(
     loss, found = loss_and_gradients(create, replace(options, **changes), mesh)
     assert loss == pytest.approx(expected_loss, rel=rounding)
     assert_close(found, expected, rounding)
+
+
+def can_unshare(*kinds: str) -> bool:
+    """Tell whether programs may have namespaces of their own here, as of processes or the network."""
+    return subprocess.run(["unshare", *kinds, "true"], capture_output=True).returncode == 0

@@ -22,15 +22,15 @@ from sample import SampleOptions
 from serve import ServeOptions
 from tests.helpers import (
     ROOT,
+    can_unshare,
     error_line,
     refusal,
     saved_iterations,
 )
-from tests.tools.cloud.launches import namespaces
 from tools.cloud import rent
 from tools.cloud.options import BURST, CORE, GIB, LaunchOptions, machine_of
 
-no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's network namespaces")
+no_network = pytest.mark.skipif(not can_unshare("-rn"), reason="needs Linux's network can_unshare")
 
 
 def test_no_launcher_option_hides_one_of_the_commands():

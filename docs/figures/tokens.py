@@ -6,29 +6,16 @@ The byte pairs are learnt here, from the quickstart's training text: no network 
 from dataclasses import replace
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel as Bytes
-from tokenizers.trainers import BpeTrainer
 
 from data.dataset import load_meta
 from data.tokenizer import from_json
+from data.train_tokenizer import train as learn
 from docs.figures import BLUE, GREY, ORANGE, book, canvas, save, ticks, tile, write
 from docs.figures.whole_model import MODELS, count
 
 LINE = "    def __init__(self, name=None):"
 SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384)
 FILLS = ("#cfe0f5", "#f9ddc1", "#cdeadb", "#e4e0f3")
-
-
-def learn(text: str, vocab_size: int) -> Tokenizer:
-    """Learn byte pairs from a text: first the 256 bytes, then again and again the most frequent pair."""
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = Bytes(add_prefix_space=False)  # cuts before words: no token spans two
-    tokenizer.decoder = ByteLevel()
-    trainer = BpeTrainer(vocab_size=vocab_size, initial_alphabet=Bytes.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
-    return tokenizer
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
@@ -58,7 +45,8 @@ def draw_rows(axes, rows: dict[str, list[str]]) -> None:
 def draw(axes) -> None:
     ids = [book(split) for split in ("train", "val")]
     train, val = map(from_json(load_meta("book_char").tokenizer or {}).decode, ids)
-    learnt = {size: learn(train, size) for size in SIZES}
+    lines = train.splitlines(keepends=True)
+    learnt = {size: learn(iter(lines), size + 3) for size in SIZES}  # three of the tokens are special
     per_token = [len(val) / len(learnt[size].encode(val).ids) for size in SIZES]
     shares = [100 * embedding_share(size) for size in SIZES]
     for size, length, share in zip(SIZES, per_token, shares, strict=True):

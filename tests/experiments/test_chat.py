@@ -61,6 +61,14 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
     assert "results.json: its lives had other stages" in refusal(chat.main, [f"--out_dir={folder}"])
 
 
+def test_a_stage_that_changes_is_done_again_and_so_is_what_was_made_from_it(tmp_path, monkeypatch):
+    quick = {x: f"-c open('{{to}}/{x}','a').write('{x}')" for x in "abc"}
+    for b, made in (("b", "a b c"), ("bb", "a bbb cc"), ("bb", "a bbb cc")):
+        monkeypatch.setattr(chat, "QUICK", quick | {"b": f"-c open('{{to}}/b','a').write('{b}')"})
+        chat.main([f"--out_dir={tmp_path}", "--quick=True"])
+        assert [(tmp_path / "1" / x).read_text() for x in "abc"] == made.split()
+
+
 def test_a_quick_life_ends_before_rewards_and_a_whole_one_goes_on_from_there(tmp_path, monkeypatch, capsys):
     begin = {"a": "-c open('{to}/a','a').write('x')"}
     monkeypatch.setattr(chat, "QUICK", begin | {"said.json": "-c pass"})
@@ -74,7 +82,7 @@ def test_a_quick_life_ends_before_rewards_and_a_whole_one_goes_on_from_there(tmp
 
 DAMAGED = {
     "results.json": ["{", "[]", '{"stages": [], "lives": {"1": 2}}', '{"lives": {"1": {"answers": 3}}}'],
-    "1/stages.json": ["{", "[]", '{"python -c": "x"}'],
+    "1/stages.json": ["{", "[]", '{"it": "x"}'],
     "1/said.json": ["{", '{"models": {}}'],
     "1/answers.json": ["{", "{}", '{"models": 1}', '{"models": {"chat": {"change": 1}}}'],
 }

@@ -189,7 +189,8 @@ def test_an_option_of_other_code_is_left_out_where_it_is_a_default_of_both(tmp_p
     assert defaults_of(theirs) == {}
     (tmp_path / "config").mkdir()
     (tmp_path / "config/options.py").write_text(
-        "from dataclasses import dataclass\n@dataclass\nclass Options:\n    qk_norm: bool = True\n    n_layer: int = 12"
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass Options:\n    qk_norm: bool = True\n    n_layer: int = 12"
     )
     for values in ({"qk_norm": True}, {"qk_norm": False}):
         found = not_defaults(values | {"n_layer": 12, "seed": 2}, {"seed"}, defaults_of(theirs))

@@ -35,8 +35,8 @@ class LaunchOptions:
 
 def machine_of(options: LaunchOptions) -> tuple[int, int, float]:
     """Return the cores, the GiB and the most dollars an hour of a machine. Raises UserError."""
-    gpu, _, number = options.gpu.partition(":")
-    if gpu not in GPUS or not re.fullmatch("[1-8]?", number):
+    gpu, colon, number = options.gpu.partition(":")
+    if gpu not in GPUS or colon and (gpu == "none" or not re.fullmatch("[1-8]", number)):
         raise UserError(f"--gpu={options.gpu}: expected one of {', '.join(GPUS)}, or 2 to 8, as in H100:8")
     count = int(number or 1)
     cores = options.cores or 2 * count

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from tests.helpers import DEADLINE, ROOT, run_python
-from tests.tools.cloud.launches import LONG
+from tests.helpers import DEADLINE, LONG_RUN, ROOT, run_python
 from tests.tools.cloud.modal_server import ModalServer
 
 INTRUDERS = (".env", "notes.txt", "out/checkpoints/5/model", ".venv/lib/x.py", "data/python_char/train.bin")
@@ -55,7 +54,7 @@ def at_modal(project, tmp_path, tiny_data):
 def undisturbed(tiny, project, tmp_path_factory):
     """A long run here: its folder. Its weights are what a disturbed one must arrive at."""
     out = tmp_path_factory.mktemp("runs") / "undisturbed"
-    done = run_python("app.py", *tiny(out, **LONG), cwd=project)
+    done = run_python("app.py", *tiny(out, **LONG_RUN), cwd=project)
     assert done.returncode == 0, done.stderr
     return out
 

@@ -16,17 +16,18 @@ from modal._serialization import serialize
 
 from tests.helpers import (
     DEADLINE,
+    LONG_RUN,
     assert_same_bits,
+    can_unshare,
     contents,
     free_port,
     newest_checkpoint,
     saved_iterations,
     saved_state,
 )
-from tests.tools.cloud.launches import LONG, namespaces
 from tests.tools.cloud.modal_container import HOST, Disturbance
 
-needs_mounts = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mount namespaces")
+needs_mounts = pytest.mark.skipif(not can_unshare("-rm"), reason="needs Linux's mount can_unshare")
 pytestmark = [pytest.mark.slow, needs_mounts]
 
 # All that a run here may ask of Modal: to be noted as an App, which `modal run` itself does.
@@ -101,7 +102,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
 def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed, what, retries):
     disturbance = Disturbance(what, first_checkpoint)
     status, printed, server = at_modal(
-        *remote(tiny, **LONG), f"--retries={retries}", disturbances=[disturbance]
+        *remote(tiny, **LONG_RUN), f"--retries={retries}", disturbances=[disturbance]
     )
     assert status == 0, printed
     assert len(server.containers) == 2 and "resuming at iter" in printed
@@ -110,7 +111,7 @@ def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed,
 
 def test_of_two_launches_of_one_name_one_trains(at_modal, project, tiny):
     """Whether they start together, or one while the other trains, which is then refused before it rents."""
-    words, others = remote(tiny, **LONG), []
+    words, others = remote(tiny, **LONG_RUN), []
 
     async def launch_again(server, running):
         command = [sys.executable, "-m", "modal", *words]
@@ -130,7 +131,7 @@ def test_of_two_launches_of_one_name_one_trains(at_modal, project, tiny):
     assert sorted(status for status, _ in launches) == [0, 2, 2]
     for status, printed in launches:
         assert status == 0 or "run is trained by another launch" in errors(printed)[0]
-    assert saved_iterations(at_modal.volume / "run")[-1] == LONG["max_iters"]
+    assert saved_iterations(at_modal.volume / "run")[-1] == LONG_RUN["max_iters"]
 
 
 def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
@@ -141,7 +142,7 @@ def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
 
 def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
     """Each attempt has 0.36 seconds, in which Python does not even import JAX."""
-    status, printed, server = at_modal(*remote(tiny, **LONG), "--timeout-hours=0.0001", "--retries=1")
+    status, printed, server = at_modal(*remote(tiny, **LONG_RUN), "--timeout-hours=0.0001", "--retries=1")
     assert status == 2 and len(server.containers) == 2
     (line,) = [line for line in printed.splitlines() if line.startswith("error: ")]
     assert "its time is up (status -15): the next attempt, or the same command, goes on" in line
@@ -169,24 +170,24 @@ def test_a_launch_does_not_change_a_run_unasked(at_modal, tiny):
 def test_ctrl_c_stops_a_run_with_its_checkpoint_kept_unless_it_is_detached(
     at_modal, tiny, undisturbed, modals
 ):
-    run, *words = remote(tiny, **LONG)
+    run, *words = remote(tiny, **LONG_RUN)
     disturbance = Disturbance("ctrl-c", first_checkpoint)
     status, printed, server = at_modal(run, *modals, *words, disturbances=[disturbance])
     assert status == 130 and len(server.containers) == 1 and "Traceback" not in printed
     if modals:
         assert_same_bits(saved_state(at_modal.volume / "run"), saved_state(undisturbed))
     else:
-        assert 0 < saved_iterations(at_modal.volume / "run")[-1] < LONG["max_iters"]
+        assert 0 < saved_iterations(at_modal.volume / "run")[-1] < LONG_RUN["max_iters"]
         status, printed, server = at_modal(run, *words)  # its name is free
         assert status == 0 and "resuming at iter" in printed
 
 
 def test_a_cancelled_input_leaves_a_checkpoint(at_modal, tiny):
     disturbance = Disturbance("cancel", first_checkpoint)
-    status, printed, server = at_modal(*remote(tiny, **LONG), disturbances=[disturbance])
+    status, printed, server = at_modal(*remote(tiny, **LONG_RUN), disturbances=[disturbance])
     assert status == 2 and len(server.containers) == 1
     assert errors(printed) == ["error: it was cancelled; the same command goes on with it"]
-    assert 0 < saved_iterations(at_modal.volume / "run")[-1] < LONG["max_iters"]
+    assert 0 < saved_iterations(at_modal.volume / "run")[-1] < LONG_RUN["max_iters"]
 
 
 def test_without_a_word_the_quickstart_is_rented_and_a_refusal_of_modals_is_one_line(at_modal):
