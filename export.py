@@ -25,7 +25,7 @@ import numpy as np
 from common.command_line import Checkpoint, Name, given
 from common.files import refusing, write_whole
 from data.conversations import Renderer
-from data.dataset import Batches, Dataset
+from data.dataset import Batches
 from hub.export import (
     architecture,
     new_folder,
@@ -38,7 +38,7 @@ from hub.export import (
 )
 from model import GPT
 from parallel.machines import choose_device
-from runs.checkpoint import SCORES, Checkpoints
+from runs.checkpoint import SCORES, Checkpoints, Manifest
 from runs.load import load_run, tokenizer_of
 
 MOST_ON_A_PAGE = 30_000_000  # parameters
@@ -69,16 +69,16 @@ def main(argv: list[str]) -> None:
     if options.format == "html":
         print(export_page(options))
         return
+    loaded = load_run(options.out_dir, options.checkpoint, merged=options.format != "peft")
     export = {"transformers": export_model, "peft": export_adapters, "gguf": export_gguf}[options.format]
     # A print that fails must not undo the folder: notes go to stderr, and the rest is printed afterwards.
     with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):
-        written = export(options, folder)
+        written = export(options, folder, *loaded)
     print(written, flush=True)
 
 
-def export_model(options: ExportOptions, folder: Path) -> str:
+def export_model(options: ExportOptions, folder: Path, model: GPT, manifest: Manifest, iteration: int) -> str:
     """Write weights, tokenizer and model card. Return in words what was written, as the other writers do."""
-    model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
     family = which_family(model.config)
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
@@ -92,22 +92,21 @@ def export_model(options: ExportOptions, folder: Path) -> str:
     return f"{architecture(family)} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"
 
 
-def export_gguf(options: ExportOptions, folder: Path) -> str:
+def export_gguf(options: ExportOptions, folder: Path, model: GPT, manifest: Manifest, iteration: int) -> str:
     """Write one file for llama.cpp, and what `ollama create` reads."""
     from hub.gguf_file import modelfile, write_gguf  # here: its package is needed for nothing else
 
-    model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
     name, kind = Path(options.to).resolve().name, options.weights or WEIGHTS["gguf"][0]
     write_gguf(folder / f"{name}.gguf", model, manifest.tokenizer, kind)
     (folder / "Modelfile").write_text(modelfile(name, manifest.tokenizer), encoding="utf-8")
-    return (
-        f"{kind} of iter {iteration}: {options.to}\nto Ollama: ollama create {name} -f {options.to}/Modelfile"
-    )
+    create = shlex.join(["ollama", "create", name, "-f", f"{options.to}/Modelfile"])
+    return f"{kind} of iter {iteration}: {options.to}\nto Ollama: {create}"
 
 
-def export_adapters(options: ExportOptions, folder: Path) -> str:
+def export_adapters(
+    options: ExportOptions, folder: Path, model: GPT, manifest: Manifest, iteration: int
+) -> str:
     """Write adapters and their description. Raises UserError for a run that has none for PEFT."""
-    model, manifest, iteration = load_run(options.out_dir, options.checkpoint, merged=False)
     advice = "leave out --format=peft"
     if manifest.base is None:
         raise UserError(f"out_dir={options.out_dir}: the run has no adapters: {advice}")
@@ -122,7 +121,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> str:
 def export_page(options: ExportOptions) -> str:
     """Write serve.py's page with the model in it. Raises UserError for a model that does not suit."""
     from tools.serving.html_file import html  # here: the other formats do without the tools
-    from tools.serving.run_folder import first_questions
+    from tools.serving.run_folder import RunFolder
 
     path = Path(options.to)
     if path.suffix != ".html":
@@ -135,21 +134,19 @@ def export_page(options: ExportOptions) -> str:
         raise UserError(f"{what} that a browser computes with at ease: use serve.py")
     tokenizer = tokenizer_of(manifest.tokenizer, "resume", options.out_dir)
     known = {"name": path.stem, "version": f"iter-{iteration}", "example": [], "questions": []}
-    tokens = None
-    with suppress(UserError):  # the data set may not be here
-        tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
-        known["example"] = tokens.read([0], min(64, model.config.block_size, len(tokens)))[0].tolist()
-        known["questions"] = first_questions(tokens, Renderer(tokenizer))
+    run, batches = RunFolder(options.out_dir), None
+    with suppress(UserError):  # the data set may not be here, or be another text by now
+        batches = Batches(run.validation(), 8, model.config.block_size, seed=1)
+        known["example"] = run.example(min(64, model.config.block_size)).tolist()
+        known["questions"] = run.questions(Renderer(tokenizer))
     model = plain(model)
     weights = options.weights or WEIGHTS["html"][0]
     page, kept = html(model, known, tokenizer, weights)
     with refusing(f"--to={path}: cannot be written", "choose another place", OSError):
         write_whole(path, page)
     cost = "the data set is not here, so what that costs was not measured"
-    if tokens is not None:
-        losses = [
-            mean_loss(each, Batches(tokens, 8, model.config.block_size, seed=1)) for each in (model, kept)
-        ]
+    if batches is not None:
+        losses = [mean_loss(each, batches) for each in (model, kept)]
         cost = f"its loss on 160 validation rows is {losses[1]:.4f}, and {losses[0]:.4f} in float32"
     return f"iter {iteration} in {weights}, {path.stat().st_size / 1e6:.1f} MB: {path}\n{cost}"
 

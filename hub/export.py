@@ -21,12 +21,15 @@ from safetensors.numpy import save_file
 from common.errors import UserError
 from common.files import read_json, refusing
 from config.options import Options
+from data.conversations import Renderer
 from data.tokenizer import end_of_text, end_tokens, from_json
 from hub.weights import FAMILIES, GPT2, LLAMA3, Family, Tensor
 from model import GPT, MLP, Attention, Block, Dropout, GPTConfig, Linear, Norm, leaf_name
 
 # Where tiktoken gets GPT-2's vocabulary from, in two files that transformers reads as they are.
 GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+
+QUESTION = [{"role": "user", "content": "a"}]
 
 CARD = """\
 ---
@@ -120,7 +123,7 @@ def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None
     }
     write_json(folder / "config.json", kind | write_config(family, model.config) | special)
     write_json(folder / "generation_config.json", special)
-    write_tensors(folder / "model.safetensors", tensors(with_biases(model, family), family))
+    write_tensors(folder / "model.safetensors", tensors(model, family))
 
 
 def special_ids(tokenizer: dict | None) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def plain(model: GPT) -> GPT:
 def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
     """Return all tensors of a model, float32, by their names in its family."""
     parts = {}
-    for path, leaf in jax.tree.leaves_with_path(plain(model)):
+    for path, leaf in jax.tree.leaves_with_path(with_biases(plain(model), family)):
         tensor, array = family.tensors[leaf_name(path)], np.asarray(leaf)
         for i, one in enumerate(array if leaf_name(path).startswith("blocks.") else array[None]):
             parts.setdefault(tensor.name.format(i=i), {})[tensor.part] = to_theirs(tensor, one)
@@ -193,7 +196,7 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
             uses = tokenizer.get("uses", {})
             kind = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": block_size}
             write_json(config, kind | uses.get("special_tokens", {}))
-            if template := uses.get("chat_template"):
+            if template := chat_template(tokenizer):
                 (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
             return
         case {"type": "tokenizers", "json": str(text)}:
@@ -211,11 +214,21 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
         tokenizer_object=library,
         model_max_length=block_size,
         clean_up_tokenization_spaces=False,  # transformers 4 cleans up by default
-        chat_template=uses.get("chat_template"),
+        chat_template=chat_template(tokenizer),
         **end | uses.get("special_tokens", {}),
     ).save_pretrained(folder)
     # transformers 4 knows the class by this name alone.
     write_json(config, read_json(config) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def chat_template(tokenizer: dict) -> str | None:
+    """Return the chat template, which here also writes the token that the run's conversations began with."""
+    if (template := tokenizer.get("uses", {}).get("chat_template")) is None:
+        return None
+    chat = Renderer(from_json(tokenizer))
+    first, written = chat.prompt(QUESTION)[0], chat.encode(QUESTION, add_generation_prompt=True).ids[0]
+    names = {i: name for name, i in chat.tokenizer.names.items()}
+    return template if first == written else f"{{{{- {json.dumps(names[first])} -}}}}{template}"
 
 
 def characters(symbols: str) -> tokenizers.Tokenizer:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
+from data.conversations import Renderer
 from data.tokenizer import from_json
-from hub.export import GPT2_FILES, special_ids, tensors, which_family, with_biases
+from hub.export import GPT2_FILES, QUESTION, chat_template, special_ids, tensors, which_family
 from hub.weights import Family
 from model import GPT, inverse_frequencies
 
@@ -73,7 +74,7 @@ def named_tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
     config, found = model.config, {}
     arch = next(x for x, name in gguf.MODEL_ARCH_NAMES.items() if name == family.model_type)
     names = gguf.get_tensor_name_map(arch, config.n_layer)
-    for name, array in tensors(with_biases(model, family), family).items():
+    for name, array in tensors(model, family).items():
         if family.model_type == "gpt2" and array.ndim == 2 and ".h." in name:
             array = array.T  # theirs are (in, out), as ours
         heads = {"q_proj": config.n_head, "k_proj": config.kv_heads}.get(name.split(".")[-2])
@@ -114,8 +115,11 @@ def modelfile(name: str, description: dict | None) -> str:
     """Return what `ollama create` reads. Ollama knows the templates of others by their text."""
     uses = (description or {}).get("uses", {})
     lines = [f"FROM ./{name}.gguf"]
-    if "<|im_start|>" in (template := uses.get("chat_template") or ""):
-        begins = uses["special_tokens"].get("bos_token") or "" if "bos_token" in template else ""
+    if "<|im_start|>" in (uses.get("chat_template") or ""):
+        chat = Renderer(from_json(description))
+        first = chat.prompt(QUESTION)[0]
+        names = {i: name for name, i in chat.tokenizer.names.items()}
+        begins = names.get(first, "").removeprefix("<|im_start|>")
         lines += [f'TEMPLATE """{begins}{CHATML}"""', 'PARAMETER stop "<|im_end|>"']
     return "\n".join(lines) + "\n"
 
@@ -124,6 +128,7 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
     """Return what a GGUF says of a tokenizer, by the writer's methods. Raises UserError for other kinds."""
     match description:
         case {"type": "tiktoken", "name": "gpt2"}:
+            from_json(description)  # downloads the files if they are not in tiktoken's cache, or says why not
             vocab, merges, split = *gpt2_files(), "gpt-2"
             special = {"<|endoftext|>": CONTROL}
         case {"type": "tokenizers", "json": str(text)}:
@@ -137,7 +142,7 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
     for name, i in vocab.items():
         if i < vocab_size:
             tokens[i], types[i] = name, special.get(name, NORMAL)
-    ids, uses = special_ids(description), description.get("uses", {})
+    ids = special_ids(description)
     ends = ids["eos_token_id"] if isinstance(ids["eos_token_id"], list) else [ids["eos_token_id"]]
     encoded = from_json(description).encode("a", add_special_tokens="before")
     found = {
@@ -150,7 +155,7 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
         "eos_token_id": ends[0],
         "eot_token_id": ends[-1],
         "add_bos_token": types[int(encoded[0])] == CONTROL,
-        "chat_template": uses.get("chat_template"),
+        "chat_template": chat_template(description),
     }
     return {name: value for name, value in found.items() if value is not None}
 

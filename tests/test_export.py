@@ -26,7 +26,7 @@ from data.tokenizer import (
     from_json,
     read_tokenizer,
 )
-from hub.export import plain, which_family, write_model, write_tokenizer
+from hub.export import plain, tensors, which_family, write_model, write_tokenizer
 from model import GPT, GPTConfig
 from runs.checkpoint import Manifest
 from runs.load import load_pretrained, load_run
@@ -52,6 +52,7 @@ SHAPES = {
     "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),
     "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),
     "llama, µP": LLAMA | dict(mup_base_width=8),
+    "gpt2, no biases, µP": dict(mlp="gelu", mup_base_width=8),
     "mistral": LLAMA | dict(window=5, tie_embeddings=False),
     "llama, wide heads": LLAMA | dict(head_dim=12),
     "qwen2": LLAMA | dict(qkv_bias=True),
@@ -139,6 +140,10 @@ def test_a_layer_that_other_programs_lack_is_not_left_out():
     own = eqx.tree_at(lambda m: m.blocks.mlp, model, replace_fn=Halved)
     with pytest.raises(UserError, match="the model has Halved, a layer of your own"):
         plain(own)
+    gpt2 = model_config(replace(TINY, **SHAPES["gpt2, no biases"]), 65)
+    own = eqx.tree_at(lambda m: m.blocks.mlp, GPT(gpt2, key=jax.random.key(0)), replace_fn=Halved)
+    with pytest.raises(UserError, match="the model has Halved, a layer of your own"):
+        tensors(own, which_family(gpt2))  # whose biases are added
 
 
 def test_a_folder_with_something_in_it_is_left_alone(gpt2_run, tmp_path):

@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data.conversations import Renderer
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
+from hub.export import write_tokenizer
 from hub.gguf_file import modelfile, write_gguf
 from model import GPT, GPTConfig
-from tests.helpers import refusal
+from tests.helpers import ROOT, refusal
 from tests.models import large
 
 ROPE = dict(position="rope", norm="rmsnorm")
@@ -72,6 +74,21 @@ def test_the_tokenizer_is_in_the_file(tokenizer, tmp_path):
     assert "<|im_start|>" in fields["tokenizer.chat_template"].contents()
     said = modelfile("a", tokenizer.description)
     assert said.startswith("FROM ./a.gguf\n") and 'PARAMETER stop "<|im_end|>"' in said
+
+
+def test_a_chat_begins_with_the_token_that_its_conversations_began_with(tokenizer, tmp_path):
+    """Which the template does not write, as Qwen's does not."""
+    template = (ROOT / "data/chat.jinja").read_text().replace("{{- bos_token or '' -}}", "")
+    learned = Renderer(tokenizer, template).learned()
+    prompt = Renderer(learned).prompt(messages := [{"role": "user", "content": "the fox"}]).tolist()
+    made(tmp_path / "a.gguf", "llama", learned)
+    written = gguf.GGUFReader(tmp_path / "a.gguf").fields["tokenizer.chat_template"].contents()
+    assert Renderer(tokenizer, written).encode(messages, add_generation_prompt=True).ids.tolist() == prompt
+    assert 'TEMPLATE """<|endoftext|>{{ range' in modelfile("a", learned.description)
+    write_tokenizer(tmp_path / "theirs", learned.description, 64)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    asked = dict(add_generation_prompt=True, return_dict=False)
+    assert theirs.apply_chat_template(messages, **asked) == prompt
 
 
 def test_a_tokenizer_of_bytes_alone_has_a_merge_that_no_text_needs(tmp_path):

@@ -17,6 +17,7 @@ from common.files import refusing
 from config.options import RESUMING
 from data.conversations import Renderer
 from data.dataset import Dataset, TokenFile
+from data.tokenizer import same_tokens
 from model import GPT
 from runs.checkpoint import Checkpoints, Manifest, latest_manifest
 from runs.load import is_run, load_pretrained, load_run
@@ -72,9 +73,9 @@ class RunFolder:
         for iteration in checkpoints.iterations():
             try:
                 manifest = checkpoints.manifest(iteration)
+                loss = checkpoints.loss(iteration) if manifest.score == "loss" else None
             except (UserError, OSError):  # damaged, or just deleted by training
                 continue
-            loss = checkpoints.loss(iteration) if manifest.score == "loss" else None
             if not found:
                 self.starts, self.block_size = starts_of(manifest), manifest.options.block_size
                 for name, start in self.starts.items():
@@ -104,8 +105,13 @@ class RunFolder:
         return first_questions(self.validation(), chat)
 
     def validation(self) -> TokenFile:
+        """Return its validation text. Raises UserError, also where that was prepared anew since."""
         manifest = latest_manifest(str(self.out_dir))
-        return Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
+        dataset = Dataset(name := manifest.options.dataset, manifest.vocab_size)
+        manifest.check_text(name, dataset.meta.sha256)
+        if not same_tokens(dataset.meta.tokenizer, manifest.tokenizer):
+            raise UserError(f"dataset={name}: it has another tokenizer than the run {self.out_dir}")
+        return dataset.tokens("val")
 
     def records(self, offset: int) -> dict[str, Any]:
         """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
@@ -132,7 +138,10 @@ class RunFolder:
 def first_questions(tokens: TokenFile, chat: Renderer, most: int = 6) -> list[str]:
     """Return short first questions of conversations without a system message, by different first words."""
     prompt = chat.prompt([{"role": "user", "content": MARK}])
-    before, after = map(re.escape, chat.tokenizer.decode(prompt).split(MARK))
+    around = chat.tokenizer.decode(prompt).split(MARK)
+    if len(around) != 2:  # the vocabulary has no such character
+        return []
+    before, after = map(re.escape, around)
     text = chat.tokenizer.decode(tokens.read([0], min(8192, len(tokens)))[0])
     found = re.findall(f"{before}(\\S.{{0,59}}?){after}", text)
     return [*{question.split()[0].lower(): question for question in found}.values()][:most]

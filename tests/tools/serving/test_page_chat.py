@@ -19,6 +19,7 @@ from tests.models import forward, nll
 from tests.tools.serving.conftest import save_random
 from tests.tools.serving.on_page import PHONE, button, chosen, expect, found_by_axe, with_axe
 from tests.tools.serving.served_run import ask, serving
+from tools.serving import run_folder
 from tools.serving.html_file import html
 from tools.serving.run_folder import first_questions
 
@@ -103,7 +104,7 @@ def test_a_text_is_gone_on_with_by_the_checkpoint_that_is_asked(server, run, ren
     assert ask(f"{server[0]}/inside/continuation", body)[0] == 404
 
 
-def test_first_questions_are_those_of_the_validation_text(renderer, tmp_path):
+def test_first_questions_are_those_of_the_validation_text(renderer, tmp_path, monkeypatch):
     asked = [f"{'the cat sat on a mat?'[i % 9 :].strip()}{i}" for i in range(60)]
     lines = [[{"role": "user", "content": text}, {"role": "assistant", "content": "mat"}] for text in asked]
     (tmp_path / "c.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in lines))
@@ -111,6 +112,8 @@ def test_first_questions_are_those_of_the_validation_text(renderer, tmp_path):
     write_conversations(tmp_path / "data", source, renderer, 127, 0.5, None)
     found = first_questions(Dataset(str(tmp_path / "data")).tokens("val"), renderer)
     assert len({text.split()[0] for text in found}) == len(found) == 6 and {*found} <= {*asked}
+    monkeypatch.setattr(run_folder, "MARK", "user")  # not there once, as what a vocabulary lacks
+    assert first_questions(Dataset(str(tmp_path / "data")).tokens("val"), renderer) == []
 
 
 def test_rollouts_are_told_as_written_and_nonsense_is_refused_in_a_line(server, run, groups):
