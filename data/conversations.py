@@ -77,8 +77,8 @@ class Renderer:
         self.template, self.names = template or uses.get("chat_template"), uses.get("special_tokens", {})
         if self.template is None:
             raise UserError(
-                "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja, "
-                "and train on the conversations that it writes"
+                "the tokenizer has no chat template: give data/prepare.py a tokenizer of "
+                "data/train_tokenizer.py, or --template, and train on the conversations that it writes"
             )
         from transformers.utils.chat_template_utils import _compile_jinja_template  # the public one renders
 
@@ -139,12 +139,85 @@ class Renderer:
     def encode(self, messages: Messages, **settings: bool) -> Rendered:
         """Return the tokens that the template makes of messages. Raises UserError."""
         try:
-            return encode_chat(self.tokenizer, self.template, self.names, messages, **settings)
+            return self._encode(messages, **settings)
         except UserError:  # as for a character that is not in the vocabulary
             raise
         except Exception as error:  # whatever it raises for messages that it does not take
             why = f"the chat template refuses it ({first_line(error)})"
             raise UserError(f"{why}: mend or leave it out") from None
+
+    def _encode(self, messages: Messages, **settings: bool) -> Rendered:
+        """Return a conversation's tokens, and which of them the template says are learned.
+
+        The template alone writes special tokens: what a message says is ordinary text. Each answer begins
+        with a token of its own, as after a prompt. Raises ValueError for a template that changes what
+        messages say, or that writes a special token with it, any error of the template, and UserError.
+        """
+        tokenizer, (text, answers) = self.tokenizer, self.render(messages, **settings)
+        said, own = self.contents(text, messages, **settings)
+        # Some makers do not call the tokens of their template special. Cut after a letter, they are none.
+        marks = "|".join(re.escape(name) for name in tokenizer.added if name in own) or "(?!)"
+        cuts = {a + found.start() + 1 for a, b in said for found in re.finditer(f"(?={marks})", text[a:b])}
+        spelled = [(a, b) for a, b in said if spells_special(tokenizer, text[a:b])]
+        edges = {0, len(text), *(begin for begin, _ in answers), *chain.from_iterable(spelled), *cuts}
+        edges |= {end for _, end in answers if text.endswith(tuple(tokenizer.names), 0, end)}
+        ids, spans = [], []
+        for a, b in pairwise(sorted(edges)):
+            special = not any(begin <= a and b <= end for begin, end in spelled)
+            some, where = encode_part(tokenizer, text, a, b, special)
+            ids.append(some)
+            spans.append(where)
+        ids, spans = np.concatenate(ids), np.concatenate(spans)
+        control = [i for name, i in tokenizer.names.items() if name not in tokenizer.added or name in own]
+        of_messages = np.zeros(len(text), bool)
+        for begin, end in said:
+            of_messages[begin:end] = True
+        for a, b in spans[np.isin(ids, control)]:
+            if any(of_messages[i] and not text[i].isspace() for i in range(a, b)):
+                raise ValueError(f"what a message says would write its {text[a:b]}")
+        learned = np.zeros(len(spans), bool)
+        for begin, end in answers:
+            learned |= (spans[:, 0] < end) & (spans[:, 1] > begin)
+        said_there = (text[a:b] for a, b in said for begin, end in answers if begin <= a and b <= end)
+        return Rendered(ids, learned, sum(len(part.encode()) for part in said_there))
+
+    def render(self, messages: Messages, **settings: Any) -> tuple[str, list[tuple[int, int]]]:
+        """Return the template's text, and where the answers are in it, in a sandbox. Raises any error."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
+
+        rendered: Any = render_jinja_template(
+            [messages],
+            chat_template=self.template,
+            return_assistant_tokens_mask=END_OF_ANSWER.search(self.template) is not None,
+            **self.names | settings,
+        )
+        (text,), answers = rendered
+        return text, answers[0] if answers else []
+
+    def contents(self, text: str, messages: Messages, **settings: bool) -> tuple[list[tuple[int, int]], str]:
+        """Return where the template put what messages say, or a part of it, and its own text."""
+        marks = {chr(FIRST_MARK + i): message["content"] for i, message in enumerate(messages)}
+        marked = [
+            message | {"content": mark} if message["content"] else message
+            for mark, message in zip(marks, messages, strict=True)
+        ]
+        written = self.render(marked, **settings)[0]
+        found, own = re.findall(f"[{''.join(marks)}]", written), re.split(f"[{''.join(marks)}]", written)
+        places, at = [], len(own[0])
+        for mark, after in zip(found, own[1:], strict=True):
+            said = marks[mark]
+            ways = (said, said.rstrip(), said.lstrip(), said.strip())
+            way = next((x for x in ways if text.startswith(x + after, at)), None)
+            if way is None:  # it may leave out a part, such as thoughts
+                end = text.find(after, at) if after else len(text)
+                way = text[at:end] if end >= 0 and text[at:end] in said and after not in said else None
+            if way is None:
+                break
+            places.append((at, at + len(way)))
+            at += len(way) + len(after)
+        if at < len(text) or len(places) < len(found) or not text.startswith(own[0]):
+            raise ValueError("it changes what messages say, which could then write its special tokens")
+        return places, "".join(own)
 
     def pieces(self, messages: Messages, longest: int) -> list[Rendered]:
         """Cut a conversation after answers into pieces of at most `longest` tokens.
@@ -169,89 +242,6 @@ class Renderer:
                 done += begun
             begun = []
         return pieces
-
-
-def encode_chat(
-    tokenizer: Tokenizer, template: str, names: dict[str, Any], messages: Messages, **settings: bool
-) -> Rendered:
-    """Return a conversation's tokens, and which of them the template says are learned.
-
-    The template alone writes special tokens: what a message says is ordinary text. Each answer begins with a
-    token of its own, as after a prompt. Raises ValueError for a template that changes what messages say, or
-    that writes a special token with it, any error of the template, and UserError.
-    """
-    text, answers = render(template, names, messages, **settings)
-    said, own = contents(text, template, names, messages, **settings)
-    # Some makers do not call the tokens of their template special. Cut after a letter, they are none.
-    marks = "|".join(re.escape(name) for name in tokenizer.added if name in own) or "(?!)"
-    cuts = {a + found.start() + 1 for a, b in said for found in re.finditer(f"(?={marks})", text[a:b])}
-    spelled = [(a, b) for a, b in said if spells_special(tokenizer, text[a:b])]
-    edges = {0, len(text), *(begin for begin, _ in answers), *chain.from_iterable(spelled), *cuts}
-    edges |= {end for _, end in answers if text.endswith(tuple(tokenizer.names), 0, end)}
-    ids, spans = [], []
-    for a, b in pairwise(sorted(edges)):
-        special = not any(begin <= a and b <= end for begin, end in spelled)
-        some, where = encode_part(tokenizer, text, a, b, special)
-        ids.append(some)
-        spans.append(where)
-    ids, spans = np.concatenate(ids), np.concatenate(spans)
-    control = [i for name, i in tokenizer.names.items() if name not in tokenizer.added or name in own]
-    of_messages = np.zeros(len(text), bool)
-    for begin, end in said:
-        of_messages[begin:end] = True
-    for a, b in spans[np.isin(ids, control)]:
-        if any(of_messages[i] and not text[i].isspace() for i in range(a, b)):
-            raise ValueError(f"what a message says would write its {text[a:b]}")
-    learned = np.zeros(len(spans), bool)
-    for begin, end in answers:
-        learned |= (spans[:, 0] < end) & (spans[:, 1] > begin)
-    said_there = (text[a:b] for a, b in said for begin, end in answers if begin <= a and b <= end)
-    return Rendered(ids, learned, sum(len(part.encode()) for part in said_there))
-
-
-def render(
-    template: str, names: dict[str, Any], messages: Messages, **settings: bool
-) -> tuple[str, list[tuple[int, int]]]:
-    """Return the template's text, and where the answers are in it, in a sandbox. Raises any error of its."""
-    from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
-
-    rendered: Any = render_jinja_template(
-        [messages],
-        chat_template=template,
-        return_assistant_tokens_mask=END_OF_ANSWER.search(template) is not None,
-        **names,
-        **settings,
-    )
-    (text,), answers = rendered
-    return text, answers[0] if answers else []
-
-
-def contents(
-    text: str, template: str, names: dict[str, Any], messages: Messages, **settings: bool
-) -> tuple[list[tuple[int, int]], str]:
-    """Return where the template put what messages say, or a part of it, and its own text."""
-    marks = {chr(FIRST_MARK + i): message["content"] for i, message in enumerate(messages)}
-    marked = [
-        message | {"content": mark} if message["content"] else message
-        for mark, message in zip(marks, messages, strict=True)
-    ]
-    written = render(template, names, marked, **settings)[0]
-    found, own = re.findall(f"[{''.join(marks)}]", written), re.split(f"[{''.join(marks)}]", written)
-    places, at = [], len(own[0])
-    for mark, after in zip(found, own[1:], strict=True):
-        said = marks[mark]
-        ways = (said, said.rstrip(), said.lstrip(), said.strip())
-        way = next((x for x in ways if text.startswith(x + after, at)), None)
-        if way is None:  # it may leave out a part, such as thoughts
-            end = text.find(after, at) if after else len(text)
-            way = text[at:end] if end >= 0 and text[at:end] in said and after not in said else None
-        if way is None:
-            break
-        places.append((at, at + len(way)))
-        at += len(way) + len(after)
-    if at < len(text) or len(places) < len(found) or not text.startswith(own[0]):
-        raise ValueError("it changes what messages say, which could then write its special tokens")
-    return places, "".join(own)
 
 
 def spells_special(tokenizer: Tokenizer, text: str) -> bool:
@@ -284,6 +274,11 @@ def write_conversations(
         raise UserError(
             "the chat template marks nothing to learn: write {% generation %} before an answer and "
             "{% endgeneration %} after the token that ends it, and give the file by --template"
+        )
+    if not np.isin(train_ids[learned[0]], end_tokens(renderer.tokenizer.description)).any():
+        raise UserError(
+            "the chat template ends no answer with a token, and so answers would never end: give a "
+            "--tokenizer that has such a token, as one of data/train_tokenizer.py has"
         )
     counted = {split: TextBytes(n) for split, n in zip(SPLITS, n_bytes, strict=True)}
     ids = train_ids, val_ids

@@ -59,7 +59,7 @@ def prepare(argv: list[str], hub: Hub | None = None, **defaults: Any) -> None:
         raise UserError(f"--to={folder}: this folder holds a tokenizer: give the data set another")
     small = isinstance(source, Files) and source.size() < LARGE
     limits = (options.val_fraction or (0.1 if small else 0.0005), options.limit)
-    if isinstance(source, Files) and small and not (options.chat or options.val_fraction or options.limit):
+    if isinstance(source, Files) and not (options.chat or options.val_fraction or options.limit):
         if (text := source.single_text()) is not None:
             return write_text(folder, text, tokenizer, str(source))
     if not options.chat:

@@ -19,7 +19,7 @@ from common.files import decode_text, from_utf8, refusing
 
 BATCH = 2**20  # bytes of documents in a batch, about, which take a third of a second to tokenize
 ROWS = 256  # rows of Parquet in a batch
-LONGEST = 2**24  # bytes of a document in a text file; a longer one is cut at a line's end
+LONGEST = 2**23  # bytes of a document in a text file; a longer one, too long to encode, is cut at lines
 SEPARATOR = b"<|endoftext|>"  # between documents in a text file, on a line of its own
 
 Position = Any  # a JSON value
@@ -86,8 +86,10 @@ class Files:
         """Return the text of a single .txt file with one document; None for other sources."""
         if len(self.paths) > 1 or Path(self.paths[0]).suffix.lower() != ".txt":
             return None
-        text = decode_text(Path(self.paths[0]).read_bytes(), self.paths[0])
-        return None if SEPARATOR.decode() in map(str.strip, text.splitlines()) else text
+        with open(self.paths[0], "rb") as file:
+            if any(line.strip() == SEPARATOR for line in file):
+                return None
+        return decode_text(Path(self.paths[0]).read_bytes(), self.paths[0])
 
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
         first, start = position or (0, None)  # the number of the file to go on with, and the position in it

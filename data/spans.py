@@ -21,10 +21,7 @@ def encode_part(
 
     Raises UserError as `Tokenizer.encode`.
     """
-    if begin and isinstance(tokenizer, JsonTokenizer):
-        after_special = text.endswith(tuple(tokenizer.names), 0, begin)
-        tokenizer = reading_on(tokenizer.description["json"], after_special)
-    part = text[begin:end]
+    tokenizer, part = reading_on(tokenizer, text, begin), text[begin:end]
     ids = tokenizer.encode(part, special)
     return ids, begin + np.asarray(spans(tokenizer, part, ids, special), np.int32).reshape(-1, 2)
 
@@ -41,8 +38,15 @@ def spans(tokenizer: Tokenizer, text: str, ids: Int32[np.ndarray, " T"], special
     return np.stack([character[begins], character[ends - 1] + 1], axis=-1)
 
 
+def reading_on(tokenizer: Tokenizer, text: str, begin: int) -> Tokenizer:
+    """Return the tokenizer that reads the part of a text that begins there."""
+    if not (begin and isinstance(tokenizer, JsonTokenizer)):
+        return tokenizer
+    return without_prefix(tokenizer.description["json"], text.endswith(tuple(tokenizer.names), 0, begin))
+
+
 @functools.lru_cache(maxsize=8)
-def reading_on(text: str, after_special: bool) -> JsonTokenizer:
+def without_prefix(text: str, after_special: bool) -> JsonTokenizer:
     """Return the tokenizer of a tokenizer.json, without the spaces that it puts before a text alone."""
     library = json.loads(text)
     normalizer, before = library["normalizer"] or {}, library["pre_tokenizer"] or {}

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int32
 from numpy.typing import ArrayLike
 
 from common.errors import UserError
 from common.files import refusing, write_whole, written
 from data.dataset import FORMAT, SPLITS
-from data.spans import count_bytes
+from data.spans import count_bytes, reading_on
 from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json, read_tokenizer
+
+PIECE = 2**22  # characters that are encoded at once
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -34,11 +36,28 @@ def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> No
     cut = int(0.9 * len(text))
     parts = text[:cut], text[cut:]
     with refusing(source, "give another text or tokenizer", UserError):
-        train, val = (tokenizer.encode(part, special=False, add_special_tokens=True) for part in parts)
+        train, val = (encode_text(tokenizer, part) for part in parts)
         counted = {split: count_bytes(tokenizer, part) for split, part in zip(SPLITS, parts, strict=True)}
     write_dataset(folder, train, val, tokenizer, source, bytes=counted)
     about = f"{len(text):,} characters, {tokenizer.vocab_size:,} symbols"
     print(f"{folder}: {about}, {len(train):,} train and {len(val):,} validation tokens")
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> Int32[np.ndarray, " T"]:
+    """Return the tokens of a text of any length, and around them those that the tokenizer puts there.
+
+    Raises UserError as `Tokenizer.encode`.
+    """
+    before, around = (tokenizer.encode("", add_special_tokens=which) for which in ("before", True))
+    pieces, begin = [before], 0
+    while begin < len(text):
+        end = begin + PIECE
+        if end < len(text):
+            end = text.rfind("\n", begin, end) + 1 or end
+        part = reading_on(tokenizer, text, begin)
+        pieces.append(part.encode(text[begin:end], special=False))
+        begin = end
+    return np.concatenate([*pieces, around[len(before) :]])
 
 
 def write_dataset(

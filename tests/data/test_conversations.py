@@ -13,7 +13,7 @@ import transformers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from common.errors import UserError
-from data.conversations import Renderer, encode_chat, pack
+from data.conversations import Renderer, pack
 from data.dataset import Batches, Dataset, load_meta
 from data.prepare import prepare
 from data.tokenizer import document_start, from_json
@@ -145,9 +145,10 @@ def test_a_message_that_would_write_a_token_of_the_template_is_refused(own, said
     library.add_tokens(added)
     tokenizer = from_json(description | {"json": library.to_str()})
     template = "{%- for m in messages -%}" + own + "{%- endfor -%}<|im_end|>"
-    with pytest.raises(ValueError, match="would write its|changes what messages say"):
-        encode_chat(tokenizer, template, {}, [{"role": "user", "content": x} for x in said])
-    assert len(encode_chat(tokenizer, template, {}, [{"role": "user", "content": "a b"}]).ids) > 3
+    renderer = Renderer(tokenizer, template)
+    refused = refusal(renderer.encode, [{"role": "user", "content": x} for x in said])
+    assert "would write its" in refused or "changes what messages say" in refused
+    assert len(renderer.encode([{"role": "user", "content": "a b"}]).ids) > 3
 
 
 def test_a_space_that_a_special_token_takes_is_no_forgery(folder):
@@ -156,7 +157,7 @@ def test_a_space_that_a_special_token_takes_is_no_forgery(folder):
     library.add_special_tokens([tokenizers.AddedToken("<|end|>", lstrip=True, rstrip=True, special=True)])
     tokenizer = from_json(description | {"json": library.to_str()})
     messages = [{"role": "user", "content": x} for x in ("a ", "  b")]
-    ids = encode_chat(tokenizer, TEMPLATE.replace("im_end", "end"), {}, messages).ids.tolist()
+    ids = Renderer(tokenizer, TEMPLATE.replace("im_end", "end")).encode(messages).ids.tolist()
     assert ids.count(library.token_to_id("<|end|>")) == 2
 
 
@@ -406,9 +407,10 @@ def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["--tokenizer={char}"], "no chat template: give data/prepare.py --template=data/chat.jinja"),
+        (["--tokenizer={char}"], "no chat template: give data/prepare.py a tokenizer of"),
         (["--template={plain}"], "the chat template marks nothing to learn: write {% generation %} before"),
         (["--template={broken}"], "the chat template refuses it"),
+        (["--template={endless}"], "the chat template ends no answer with a token"),
         (["--source={text}"], "conversations are read from .jsonl"),
         (["--block_size=3"], "20 conversations, 0 of them cut at turns, 20 left out as too long, leave none"),
     ],
@@ -416,6 +418,7 @@ def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
 def test_what_does_not_suit_is_one_line(words, says, folder, tmp_path):
     files = {
         "plain": TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""),
+        "endless": TEMPLATE.replace("<|im_end|>", "<|im_off|>"),
         "broken": "{% generation %}{{ messages[9]['content'] }}{% endgeneration %}",
         "text": "a\n",
         "char": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str(),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from data import documents, sources, train_tokenizer
+from data import documents, sources, train_tokenizer, writer
 from data.dataset import Batches, Dataset, load_meta
 from data.documents import begin_tokenizing, write_documents
 from data.prepare import prepare
@@ -190,7 +190,9 @@ def test_a_split_without_documents_is_refused_and_leaves_nothing(tmp_path, write
         assert not (tmp_path / "set").exists()
 
 
-def test_the_last_tenth_of_a_single_text_validates_and_a_tenth_of_few_documents(tmp_path, tokenizer_json):
+def test_the_last_tenth_of_a_single_text_validates_and_a_tenth_of_few_documents(
+    tmp_path, tokenizer_json, monkeypatch
+):
     text = "".join(TEXTS)
     (tmp_path / "mine.txt").write_text(text)
     (tmp_path / "few.txt").write_text("<|endoftext|>\n".join(TEXTS))
@@ -198,6 +200,9 @@ def test_the_last_tenth_of_a_single_text_validates_and_a_tenth_of_few_documents(
     for name, to in folders.items():
         words = [f"--source={tmp_path / name}", f"--to={to}", f"--tokenizer={tokenizer_json}"]
         prepare([*words, "--num_proc=1"])
+    monkeypatch.setattr(writer, "PIECE", 300)  # so many characters are encoded at once, up to a line's end
+    prepare([f"--source={tmp_path}/mine.txt", f"--to={tmp_path}/cut", f"--tokenizer={tokenizer_json}"])
+    assert contents(tmp_path / "cut") == contents(tmp_path / "mine")
     tokenizer, cut = load_tokenizer(str(tokenizer_json)), int(0.9 * len(text))
     for split, part in (("train", text[:cut]), ("val", text[cut:])):
         assert tokenizer.decode(tokens(folders["mine.txt"], split)) == part

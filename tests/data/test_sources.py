@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from data import sources
 from data.sources import Files, Hub, extract_text
+from data.tokenizer import LONGEST
 from tests.helpers import refusal
 
 TEXTS = [f"document {i}\nof a few lines: €\n" + "and more\n" * (i % 7) for i in range(100)]
@@ -79,6 +80,7 @@ def test_a_text_file_without_separators_is_one_document(tmp_path):
 
 
 def test_a_very_long_text_is_cut_at_the_end_of_a_line(tmp_path, monkeypatch):
+    assert sources.LONGEST + sources.BATCH < LONGEST  # else a tokenizer.json would leave it out
     monkeypatch.setattr(sources, "LONGEST", 20)
     monkeypatch.setattr(sources, "BATCH", 1)
     (tmp_path / "book.txt").write_text("0123456789\n" * 5)

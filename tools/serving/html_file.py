@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from common.errors import UserError
-from data.conversations import Renderer, render
+from data.conversations import Renderer
 from data.tokenizer import BYTE_OF, Tokenizer, end_tokens
 from model import GPT, leaf_name
 from tools.inside.views import limits, shape
@@ -40,7 +40,7 @@ IN_JAVASCRIPT = {
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 SYSTEM_FIRST = ["system", "user", "assistant", "user"]
 ADVICE = (
-    "the page knows characters, and byte pairs in words as GPT-2, Llama 3 or Qwen split them: "
+    "the page knows characters, and byte pairs in words as GPT-2 or Llama 3 split them: "
     "serve the model with serve.py instead"
 )
 
@@ -153,8 +153,7 @@ def conversations(chat: Renderer) -> dict[str, Any]:
     def add(roles: list[str], mark: str) -> None:
         contents = [f"{mark}{i}{mark}" for i in range(len(roles))]
         messages = [{"role": role, "content": x} for role, x in zip(roles, contents, strict=True)]
-        names = chat.names | {"strftime_now": no_date}
-        text, answers = render(chat.template, names, messages, add_generation_prompt=True)
+        text, answers = chat.render(messages, add_generation_prompt=True, strftime_now=no_date)
         said = [text.index(x) for x, role in zip(contents, roles, strict=True) if role == "assistant"]
         if answers and said != [begin for begin, _ in answers]:
             raise ValueError("what is learned is not what the assistant says")

@@ -57,7 +57,7 @@ IN_TURN = [Depends(turn)]
 
 
 @inside.get("/model")
-async def model(served: Here) -> dict:
+def model(served: Here) -> dict:  # in a thread, as it renders a chat template
     """The model's shape, parameters and limits."""
     config = served.model.config
     return {
@@ -81,13 +81,9 @@ async def model(served: Here) -> dict:
         "run": served.run is not None,
         "chat": served.chat if isinstance(served.chat, str) else None,  # why there is none
         "system": isinstance(served.chat, str) or served.chat.system_message,
-        "lacks": [] if has_rollouts(served) else ["rollouts"],  # views
+        "lacks": [] if served.run and (served.run.out_dir / ROLLOUTS).is_file() else ["rollouts"],  # views
         "limits": limits(config, served.max_tokens),
     }
-
-
-def has_rollouts(served: Served) -> bool:
-    return served.run is not None and (served.run.out_dir / ROLLOUTS).is_file()
 
 
 @inside.get("/checkpoints", dependencies=IN_TURN)
