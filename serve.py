@@ -50,8 +50,9 @@ def listen(options: ServeOptions) -> socket.socket:
         raise UserError(f"--host={options.host} lets other machines ask: give an --api_key, for them to send")
     try:
         return socket.create_server((options.host, options.port))
-    except OSError as error:
-        raise UserError(f"--host={options.host} --port={options.port}: {error.strerror}") from None
+    except (OSError, TypeError) as error:  # TypeError: no name of a host
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"--host={options.host} --port={options.port}: {why}") from None
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pydantic import Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.command_line import Count, Name, given
+from common.command_line import Count, Name, given, refuse_unused
 from common.errors import UserError, command
 from common.files import decode_text
 from data.conversations import Renderer, write_conversations
@@ -49,7 +49,10 @@ class PrepareOptions:
 
 def prepare(argv: list[str], hub: Hub | None = None, **defaults: Any) -> None:
     """Run a command, by default on the documents of `hub`, which has other defaults. Raises UserError."""
-    options = PrepareOptions(**defaults | given(argv, PrepareOptions))
+    values = given(argv, PrepareOptions)
+    options = PrepareOptions(**defaults | values)
+    unused, how = (("num_proc",), "with") if options.chat else (("block_size", "template"), "without")
+    refuse_unused(values, unused, f" is not used {how} --chat=True")
     column = "messages" if options.chat else "text"
     source = Files(options.source.split(","), column) if options.source else hub
     if options.to is None or source is None:

@@ -225,6 +225,8 @@ def test_a_value_that_cannot_be_is_named(tmp_path, source, tokenizer_json):
     words = [f"--source={source.paths[0]}", f"--to={tmp_path / 'set'}"]
     for name, value in (("limit", 0), ("val_fraction", 1), ("tokenizer", "none.json")):
         assert str(value) in refusal(prepare, [*words, f"--{name}={value}"])
+    assert "--template is not used without --chat=True" in refusal(prepare, [*words, "--template=a"])
+    assert "--num_proc is not used with" in refusal(prepare, [*words, "--num_proc=1", "--chat=True"])
     assert "end-of-text" in refusal(prepare, [*words, f"--tokenizer={endless}"])
 
 

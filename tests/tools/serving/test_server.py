@@ -202,6 +202,7 @@ def test_no_route_waits_while_a_text_is_encoded(server, monkeypatch):
     [
         (["--host=0.0.0.0"], "give an --api_key"),
         (["--api_key=short"], "--api_key is ***: expected 8 characters or more of ASCII"),
+        (["--host=é..x", "--api_key=12345678"], "--host=é..x --port=0: encoding of hostname failed"),
         (["--port=70000"], "--port is 70000: it should be less than 65536"),
         (["--mesh=data:2"], "use tensor or fsdp"),
         (["--allowed_hosts=*example.org"], "--allowed_hosts is '*example.org': expected names as in"),
