@@ -38,10 +38,14 @@ from hub.export import (
 )
 from model import GPT
 from parallel.machines import choose_device
-from runs.checkpoint import SCORES, Checkpoints, Manifest
+from runs.checkpoint import Checkpoints, Manifest, as_loss
 from runs.load import load_run, tokenizer_of
 
 MOST_ON_A_PAGE = 30_000_000  # parameters
+MEASURED = {
+    "loss": "validation loss is {:.4f} nats per token",
+    "reward": "mean reward on held-out questions is {:.4f}",
+}
 WEIGHTS = {"html": ("bfloat16", "int8"), "gguf": ("f16", "f32", "q8_0")}  # the first is the default
 
 
@@ -83,9 +87,9 @@ def export_model(options: ExportOptions, folder: Path, model: GPT, manifest: Man
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
     name = Path(options.to).resolve().name
-    loss, measured = Checkpoints(options.out_dir).loss(iteration), SCORES[manifest.score]
+    loss, measured = Checkpoints(options.out_dir).loss(iteration), MEASURED[manifest.score]
     unknown = "validation loss was not measured"
-    score = unknown if loss is None else measured.sentence.format(measured.as_loss(loss))
+    score = unknown if loss is None else measured.format(as_loss(manifest.score, loss))
     data = Path(manifest.options.dataset).name
     write_card(folder, model, family, name=name, dataset=data, iteration=iteration, score=score)
     upload = f"hf upload <your name>/{shlex.quote(name)} {shlex.quote(options.to)}"

@@ -34,13 +34,12 @@ from parallel.machines import on_devices
 from rewards.answers import Sampler, load_reward
 from rewards.evaluation import examine, rollouts, write_rollouts
 from rewards.options import Kept, RewardOptions, check, kept_options
-from rewards.policy import ask, take_step
-from runs.checkpoint import REWARD, saved_options
+from rewards.policy import ask, for_answers, take_step
+from runs.checkpoint import saved_options
 from runs.load import changed, fingerprint, load_weights, tokenizer_of
 from runs.loop import Objective, describe, run_loop
 from runs.process import locked, stop_signals
 from runs.start import Run, open_run, shape_of_weights, starting_state
-from training.compute import for_inference
 from training.lora import merge, without_adapters
 
 ALL_ALIKE = "since the last evaluation all answers to a question had the same reward"
@@ -49,7 +48,7 @@ ALL_ALIKE = "since the last evaluation all answers to a question had the same re
 class Rewarded(Objective):
     """Answer questions so that the answers are rewarded."""
 
-    score = REWARD
+    score = "reward"
     unused = frozenset({"dropout", "eval_iters", "sampling", "pipeline_schedule", "virtual_stages"})
 
     def __init__(self, run: Run, own: Kept, sampler: Sampler):
@@ -59,11 +58,11 @@ class Rewarded(Objective):
         if own.fingerprint not in ("", found := fingerprint(start)):
             raise changed(f"{self.out_dir}: it began with", own.start)
         self.own = replace(own, fingerprint=found)
-        self.begun = sampler.limit(for_inference(start, run.options.dtype))
+        self.begun = sampler.limit(for_answers(start, run.options))
         self.taught = []  # of each step since the last evaluation, whether an answer had an advantage
 
     def batch(self, i, state):
-        model = for_inference(merge(state.model), self.options.dtype)
+        model = for_answers(merge(state.model), self.options)
         key = jax.random.fold_in(jax.random.key(self.options.seed), i)
         return self.sampler(model, ask(i, self.options, self.own), key)
 
@@ -79,7 +78,7 @@ class Rewarded(Objective):
         if self.taught and not any(self.taught):
             print(f"note: iter {i}: nothing learned: {ALL_ALIKE}", file=sys.stderr)
         self.taught.clear()
-        model = for_inference(merge(state.model), self.options.dtype)
+        model = for_answers(merge(state.model), self.options)
         means = examine(model, self.own, self.sampler)
         shown = rollouts(model, self.begun, self.own, self.sampler)
         # Written last: an error above leaves a run that was to be overwritten as it is.
@@ -106,7 +105,7 @@ def main(argv: list[str]) -> int:
             tokenizer = tokenizer_of(manifest.tokenizer, "resume", options.out_dir)
             sampler = Sampler(tokenizer, own.max_new_tokens, reward)
             if options.eval_only:  # the rewards of the model that learning would begin with
-                model = for_inference(merge(state.model), options.dtype)
+                model = for_answers(merge(state.model), options)
                 print(f"iter {int(state.step)}: {describe(examine(model, own, sampler))}")
                 return stop_asked()
             return run_loop(run, state, manifest, Rewarded(run, own, sampler), stop_asked)

@@ -9,6 +9,7 @@ The samples are drawn as one batch, and the first is printed as it is drawn.
 
 from common.errors import UserError, command  # isort: split
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def tokens_of(options: SampleOptions, name: str, known: int) -> dict[int, float]
 def read_prompt(start: str) -> str:
     if not start.startswith("FILE:"):
         return start
-    path = Path(start.removeprefix("FILE:")).expanduser()
+    path = Path(os.path.expanduser(start.removeprefix("FILE:")))
     return decode_text(path.read_bytes(), str(path))
 
 

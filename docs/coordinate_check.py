@@ -11,9 +11,10 @@ import jax
 import numpy as np
 
 from config.options import Options
+from data.dataset import Dataset, prepare_if_missing
 from docs.figures.widths import BASE
 from parallel.mesh import make_mesh
-from runs.start import choose_config, open_dataset
+from runs.start import choose_config
 from tools.inside.views import lens
 from training.state import create_state
 from training.step import StepBatches, compile_step
@@ -25,7 +26,8 @@ OPTIONS = replace(Options(), dataset="shakespeare_char", learning_rate=2e-3, dec
 
 def stream(options: Options) -> float:
     """Return the root mean square of the stream's numbers after STEPS steps."""
-    dataset = open_dataset(options)
+    prepare_if_missing(options.dataset)
+    dataset = Dataset(options.dataset, options.vocab_size)
     state = create_state(choose_config(options, dataset.meta), options)
     step, batches = compile_step(state, options), StepBatches(options, dataset)
     for i in range(STEPS):

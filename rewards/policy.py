@@ -32,6 +32,11 @@ def ask(i: int, options: Options, own: RewardOptions) -> list[Question]:
     return [question for question in drawn for _ in range(own.group)]
 
 
+def for_answers(model: GPT, options: Options) -> GPT:
+    """Return a model as its run's options say that it is computed, to draw and to compare answers."""
+    return for_inference(model, options.dtype, options.attention, options.deterministic)
+
+
 def advantages(rewards: Float[np.ndarray, " N"], group: int) -> Float[np.ndarray, " N"]:
     """Return how far each reward is above the mean of its group."""
     groups = rewards.reshape(-1, group)
@@ -133,7 +138,7 @@ def take_step(
     by_engine[y >= 0] = tokens
     if own.kl:
         # Both by one program: else rounding would be a reward, of which Adam makes full steps.
-        now = limit_vocabulary(for_inference(merge(state.model), options.dtype), V)
+        now = limit_vocabulary(for_answers(merge(state.model), options), V)
         now, before = (compiled_log_probabilities(model, x, y) for model in (now, start))
         apart = np.asarray(now - before, float).sum(-1)
         rewards = rewards - own.kl * apart

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import equinox as eqx
 import jax
@@ -44,20 +44,12 @@ val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a check
 FORMAT = 6
 
 
-class Score(NamedTuple):
-    """Names what an evaluation measures. Checkpoints keep it as a loss, of which the least is the best."""
-
-    name: Literal["loss", "reward"]  # val/loss and val/reward in metrics.jsonl
-    sentence: str  # with its unit
-
-    def as_loss(self, mean: float) -> float:
-        """Return what checkpoints keep, or undo that."""
-        return 1 - mean if self.name == "reward" else mean
+Score = Literal["loss", "reward"]  # what an evaluation measures: val/loss or val/reward in metrics.jsonl
 
 
-LOSS = Score("loss", "validation loss is {:.4f} nats per token")
-REWARD = Score("reward", "mean reward on held-out questions is {:.4f}")
-SCORES = {score.name: score for score in (LOSS, REWARD)}
+def as_loss(score: Score, mean: float) -> float:
+    """Return what checkpoints keep, of which the least is the best; or undo that."""
+    return 1 - mean if score == "reward" else mean
 
 
 class Damaged(UserError):
@@ -76,7 +68,7 @@ class Manifest:
     vocab_size: Annotated[int, Field(gt=0, lt=2**32)]
     tokenizer: Annotated[dict | None, AfterValidator(check_description)]  # for data.tokenizer.from_json
     to_beat: FiniteFloat | None = None  # the loss of iteration 0, which is not saved, if it was evaluated
-    score: Literal["loss", "reward"] = "loss"  # a loss is nats per token, or 1 - the mean reward
+    score: Score = "loss"  # a loss is nats per token, or 1 - the mean reward
     # The base model of adapters; None without them.
     base: Annotated[dict[Literal["init_from", "fingerprint"], str], Field(min_length=2)] | None = None
     sha256: dict[Split, str] = field(default_factory=dict)  # of the text that the run has learned, if known
@@ -99,8 +91,11 @@ class Manifest:
                 f"sampling=epoch: the checkpoint {path} has seed={theirs[0]} and {theirs[1]} tokens a step: "
                 "give these, by --batch_size and --gradient_accumulation_steps, or train anew"
             )
-        if (self.score, saved.score) == ("loss", "reward"):
-            raise UserError(f"{path}: go on with rl.py, which trained it, or start from it with --init_from")
+        if self.score != saved.score:
+            trained = {"loss": "train.py", "reward": "rl.py"}[saved.score]
+            raise UserError(
+                f"{path}: go on with {trained}, which trained it, or start from it with --init_from"
+            )
         return replace(self, tokenizer=saved.tokenizer, to_beat=saved.to_beat, base=saved.base)
 
     def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
@@ -199,6 +194,7 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         self.shared = shared
+        self.saved: int | None = None  # the last iteration that this process saved
         i = jax.process_index()
         alone: Any = dict(primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i))
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
@@ -211,6 +207,13 @@ class Checkpoints:
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             multiprocessing_options=ocp.options.MultiprocessingOptions(**({} if shared else alone)),
         )
+        for checkpoint in checkpoint_folders(out_dir):
+            if (path := checkpoint / "metrics" / "metrics").exists():
+                with suppress(OSError):
+                    try:
+                        read_json(path)
+                    except ValueError as error:
+                        raise Damaged(checkpoint, f"its loss: {error}") from None
         items = ("model", "optimizer", "manifest")
         with self.working():
             self.manager = Manager(self.folder, item_names=items, options=options)
@@ -261,12 +264,13 @@ class Checkpoints:
         One that is saved already, by a run that stopped in its evaluation, gets a `val_loss` alone.
         """
         self.wait()
-        if (saved := self.latest()) == int(state.step):
+        if int(state.step) in (self.saved, self.latest()):
             if val_loss is not None:
-                path = self.folder / str(saved) / "metrics" / "metrics"
+                path = self.folder / str(int(state.step)) / "metrics" / "metrics"
                 on_process_0(write_whole, path, json.dumps({"val_loss": val_loss}))
                 self.manager.reload()
             return
+        self.saved = int(state.step)
         model = arrays_by_name(partition_trainable(state.model)[0])
         optimizer = arrays_by_name((state.opt_state, state.step))
         probed = float(probe(state.model))

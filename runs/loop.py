@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import jax
 
-from runs.checkpoint import LOSS, Manifest, Score
+from runs.checkpoint import Manifest, Score, as_loss
 from runs.metrics import Metrics
 from runs.start import Run
 from training.evaluation import Evaluate
@@ -45,7 +45,7 @@ class Objective(Protocol):
 class NextToken(Objective):
     """Predict the next token of a data set."""
 
-    score = LOSS
+    score = "loss"
 
     def __init__(self, run: Run, step: Callable, evaluate: Evaluate):
         self.batches = StepBatches(run.options, run.dataset)
@@ -112,7 +112,7 @@ class Loop:
             return False
         self.metrics.evaluation(i, means, describe(means))
         options, score = self.run.options, self.objective.score
-        self.loss = score.as_loss(means[f"val/{score.name}"])
+        self.loss = as_loss(score, means[f"val/{score}"])
         improved, self.best = self.loss < self.best, min(self.loss, self.best)
         if i == 0:  # the seed makes this model again, so that its loss alone is kept
             self.manifest = replace(self.manifest, to_beat=self.loss)
@@ -133,8 +133,8 @@ def run_loop(
     evaluated, first = loss is not None, None
     if options.overwrite:  # an error should not cost the run that is there
         first = objective.evaluate(i, state, stop_asked)
-        if first is None:
-            return stop_asked()
+        if status := stop_asked():
+            return status
     with closing(Metrics(options, i, run.config, jax.sharding.get_mesh().size, evaluated)) as metrics:
         if options.overwrite:
             checkpoints.delete_all()

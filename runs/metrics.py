@@ -21,6 +21,7 @@ from common.files import GONE, first_line, naming, refusing, write_whole, writte
 from config.options import Options
 from model import GPTConfig
 from parallel.machines import peak_memory
+from runs.process import say
 from training.compute import choose_how
 from training.optimizer import is_block_matrix
 
@@ -102,12 +103,12 @@ class Metrics:
                 self.shown = time.perf_counter()
                 speed = f"{values['tokens_per_second']:,.0f} tokens/s, {values['ms']:.1f} ms/step"
                 left = f"{(self.options.max_iters - iteration) * values['ms'] / 60e3:.0f} min left"
-                print(f"iter {iteration}: loss {values['loss']:.3f}, {speed}, {left}", flush=True)
+                say(f"iter {iteration}: loss {values['loss']:.3f}, {speed}, {left}")
 
     def evaluation(self, iteration: int, means: dict[str, float], shown: str) -> None:
         check_finite(iteration, means)
         self.write({"iter": iteration} | means)
-        print(f"iter {iteration}: {shown}", flush=True)
+        say(f"iter {iteration}: {shown}")
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a line, whose `iter` is an iteration, for W&B too."""

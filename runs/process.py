@@ -55,6 +55,16 @@ def acquire(lock: FileLock, folder: Path) -> None:
         check_writable(folder / "checkpoints" / "new")
 
 
+def say(text: str) -> None:
+    """Print a line at once. A reader that has closed, as `tee` does at Ctrl-C, is as a terminal that has."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if SIGHUP:
+            signal.raise_signal(SIGHUP)
+
+
 @contextmanager
 def stop_signals() -> Generator[Callable[[], int]]:
     """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return 128 + their number, not 0.

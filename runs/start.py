@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -20,7 +20,7 @@ from hub.weights import open_pretrained
 from model import GPTConfig, leaf_name
 from parallel.machines import check_same, on_process_0, shared
 from parallel.mesh import check_fit
-from runs.checkpoint import Checkpoints, Damaged, Manifest, latest_manifest
+from runs.checkpoint import Checkpoints, Damaged, Manifest, Score, latest_manifest
 from runs.load import fingerprint, is_run, lasting, load_base, load_weights
 from runs.metrics import flops_per_token
 from training.compute import choose_how
@@ -30,7 +30,6 @@ from training.state import (
     create_state,
     create_state_around,
     model_config,
-    shape_options,
     state_shapes,
 )
 
@@ -39,11 +38,11 @@ CPU = 25e9  # FLOP/s of a core, about: the quickstart's on an EPYC without bfloa
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
     """Return the options that weights decide."""
-    if not is_run(init_from):
-        return shape_options(open_pretrained(init_from).config)
-    manifest = latest_manifest(init_from)
-    shape = {name: getattr(manifest.options, name) for name in SHAPE}
-    return shape | {"vocab_size": manifest.vocab_size}
+    if is_run(init_from):
+        manifest = latest_manifest(init_from)
+        return {name: getattr(manifest.options, name) for name in SHAPE} | {"vocab_size": manifest.vocab_size}
+    config = open_pretrained(init_from).config  # which has no variants
+    return {name: getattr(config, name, getattr(Options, name)) for name in (*SHAPE, "vocab_size")}
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,9 @@ def open_run(options: Options) -> Run:
     resuming = resuming and latest is not None
     # Processes evaluate together, when no loss is stored.
     check_same(checkpoints=[(i, checkpoints.loss(i)) for i in checkpoints.iterations()] if resuming else None)
-    dataset = open_dataset(options)
+    on_process_0(prepare_if_missing, options.dataset)
+    dataset = Dataset(options.dataset, options.vocab_size)
+    check_same(dataset=dataset.meta)
     if dataset.folder == Path(options.dataset):  # a path, to be found from any folder
         options = replace(options, dataset=os.path.abspath(options.dataset))
     config = choose_config(options, dataset.meta)
@@ -98,14 +99,6 @@ def warn_of_hours(run: Run) -> None:
         print(f"note: {steps:,} steps may take {hours:,.0f} hours here: {advice}", file=sys.stderr)
 
 
-def open_dataset(options: Options) -> Dataset:
-    """Open the run's data set. A small one that is missing is prepared."""
-    on_process_0(prepare_if_missing, options.dataset)
-    dataset = Dataset(options.dataset, options.vocab_size)
-    check_same(dataset=dataset.meta)
-    return dataset
-
-
 def choose_config(options: Options, meta: Meta) -> GPTConfig:
     """Describe the model. Raises UserError for one that the data or the mesh do not suit."""
     vocab_size = options.vocab_size or meta.vocab_size
@@ -119,7 +112,7 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
     return config
 
 
-def starting_state(run: Run, score: Literal["loss", "reward"] = "loss") -> tuple[TrainState, Manifest]:
+def starting_state(run: Run, score: Score = "loss") -> tuple[TrainState, Manifest]:
     """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
     options = run.options
     meta = run.dataset.meta

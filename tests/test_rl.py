@@ -261,6 +261,15 @@ def test_an_overwritten_run_stays_if_the_new_one_cannot_begin(base, learned, tmp
         assert contents(out) == before
 
 
+def test_an_overwritten_run_stays_if_its_first_evaluation_is_interrupted(base, learned, tmp_path):
+    out = shutil.copytree(learned, tmp_path / "out")
+    before = contents(out / "checkpoints")
+    once = f"__import__('os').mkdir({str(tmp_path / 'asked')!r}) or signal.raise_signal(signal.SIGINT)"
+    code = f"import contextlib, signal\n    with contextlib.suppress(OSError): {once}\n    return 0.0"
+    assert learn(base, out, overwrite=True, reward=reward(tmp_path, code)) == 130
+    assert contents(out / "checkpoints") == before
+
+
 def test_a_run_that_is_overwritten_is_evaluated_once(base, learned, tmp_path):
     out, asked = shutil.copytree(learned, tmp_path / "out"), []
     code = f"open({str(tmp_path / 'asked')!r}, 'a').write(question.text + chr(10)); return 1.0"
@@ -281,7 +290,7 @@ def test_a_folder_runs_no_code_that_the_command_line_does_not_name(base, learned
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_score_is_a_reward_and_no_command_takes_it_for_a_loss(base, learned):
+def test_the_score_is_a_reward_and_no_command_takes_it_for_a_loss(base, learned, tmp_path):
     found = [r for r in records(learned) if "ms" not in r]
     assert [{*r} for r in found] == [{"iter", "val/reward", "val/add", "val/reverse"}] * 2
     assert all(r["val/reward"] == pytest.approx((r["val/add"] + r["val/reverse"]) / 2) for r in found)
@@ -290,6 +299,12 @@ def test_the_score_is_a_reward_and_no_command_takes_it_for_a_loss(base, learned)
     assert (manifest.score, kept) == ("reward", pytest.approx(1 - found[-1]["val/reward"]))
     assert "go on with rl.py, which trained it" in refusal(
         train.main, words(out_dir=learned, init_from="resume", max_iters=5)
+    )
+    out = shutil.copytree(base / "run", tmp_path / "out")  # of train.py, after one of rewards
+    shutil.copy(learned / "rewards.json", out)
+    named = json.loads((out / "rewards.json").read_text())["reward"]
+    assert "go on with train.py, which trained it" in refusal(
+        rl.main, words(out_dir=out, init_from="resume", max_iters=5, reward=named)
     )
     assert "run/rewards.json: cannot be read (No such file" in refusal(
         rl.main, words(out_dir=base / "run", init_from="resume", max_iters=5)

@@ -85,6 +85,7 @@ def test_the_file_of_a_prompt_is_read_as_the_text_of_a_data_set_is(write, run, t
     path.write_bytes("abc\x80".encode("latin-1"))
     said = error(f"--out_dir={run}", "--device=cpu", f"--start=FILE:{path}")
     assert said.startswith(f"{path}: not UTF-8 at byte 3: convert it, as in iconv ")
+    assert "~nouser" in error(f"--out_dir={run}", "--device=cpu", "--start=FILE:~nouser/prompt.txt")
     path.unlink()
     assert "No such file" in error(f"--out_dir={run}", "--device=cpu", f"--start=FILE:{path}")
 

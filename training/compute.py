@@ -82,9 +82,12 @@ def multiplies_bfloat16() -> bool:
     return not forbidden and re.search(r"\b(amx_bf16|avx512_bf16)\b", cpu_flags()) is not None
 
 
-def for_inference(model: GPT, dtype: str = "auto") -> GPT:
-    """Return a model that is done with training as the device computes it fastest."""
-    return rounded(faster(model, choose_how(replace(Options(), dtype=dtype), model.config)))
+def for_inference(
+    model: GPT, dtype: str = "auto", attention: str = "auto", deterministic: bool = False
+) -> GPT:
+    """Return a model that is done with training as the device computes it fastest, or as these say."""
+    options = replace(Options(), dtype=dtype, attention=attention, deterministic=deterministic)
+    return rounded(faster(model, choose_how(options, model.config)))
 
 
 @jax.jit

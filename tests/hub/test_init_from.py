@@ -54,6 +54,7 @@ def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, 
     "changes, says",
     [
         (dict(n_layer=4), "n_layer=4, but {folder} has n_layer=3: leave it out, in a config too"),
+        (dict(mup_base_width=4), "mup_base_width=4, but {folder} has mup_base_width=0: leave it out"),
         (dict(block_size=17), "block_size=17, but {folder} has block_size=16: leave it out"),
         (dict(init_from="nowhere"), "init_from=nowhere: there is no such folder"),
     ],

@@ -22,10 +22,11 @@ from config.options import Options
 from hub.weights import FAMILIES, Pretrained, locate, open_pretrained
 from model import GPT, GPTConfig
 from parallel.mesh import make_mesh, with_shardings
+from runs.start import shape_of_weights
 from tests.damage import answers
 from tests.helpers import assert_same_bits, refusal
 from tests.reference import CONFIGS, NAMES, as_gpt, random_reference
-from training.state import model_config, shape_options, state_shapes
+from training.state import model_config, state_shapes
 
 
 def load(folder, **changes):
@@ -197,7 +198,7 @@ def test_a_smaller_block_size_leaves_out_the_last_positions(tmp_path):
 def test_weights_go_where_the_mesh_wants_them(tmp_path):
     saved("gpt2", tmp_path)
     expected, pretrained = load(tmp_path), open_pretrained(str(tmp_path))
-    options = replace(Options(), **shape_options(pretrained.config))
+    options = replace(Options(), **shape_of_weights(str(tmp_path)))
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         shapes = state_shapes(model_config(options, options.vocab_size), options).model
         model = pretrained.load(shapes)

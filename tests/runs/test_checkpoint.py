@@ -170,6 +170,12 @@ def test_a_loss_that_is_no_number_is_one_line(copied):
             Checkpoints(str(copied)).loss(2)
 
 
+def test_a_loss_that_cannot_be_read_names_its_checkpoint(copied):
+    (copied / "checkpoints" / "2" / "metrics" / "metrics").write_text("")
+    with pytest.raises(Damaged, match="2: the checkpoint is damaged .its loss: "):
+        Checkpoints(str(copied))
+
+
 def test_a_checkpoint_in_the_folder_of_another_iteration_is_damaged(copied, first):
     (copied / "checkpoints" / "2").rename(copied / "checkpoints" / "200")
     with pytest.raises(Damaged, match="200: the checkpoint is damaged .it is of iteration 2"):

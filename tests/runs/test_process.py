@@ -1,6 +1,7 @@
 """The lock of an out_dir: one run at a time, whoever holds it and however it ended."""
 
 import errno
+import signal
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,6 +16,16 @@ from runs.process import locked
 with locked(sys.argv[1]):
     print("held", flush=True)
     time.sleep(1000)
+"""
+
+SAY = """
+import signal, sys
+from runs.process import say, stop_signals
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or it is ignored, under nohup
+with stop_signals() as stop_asked:
+    while not stop_asked():
+        say("line")
+    sys.exit(stop_asked())
 """
 
 
@@ -74,3 +85,11 @@ def test_where_the_file_system_has_no_locks_the_run_is_told_so(tmp_path, monkeyp
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOTSUP, "no locks here")))
     take(tmp_path)
     assert f"note: {tmp_path}: this file system has no locks" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_closed_stops_a_run_as_a_closed_terminal_does():
+    """`tee` ends at the Ctrl-C that stops a run, which has yet to print and to save."""
+    process = start_python("-c", SAY)
+    assert process.stdout.readline() == "line\n"
+    process.stdout.close()
+    assert process.wait() == 128 + signal.SIGHUP
