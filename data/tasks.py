@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -104,8 +105,8 @@ def count(random):
 
 @task
 def order(random):
-    n = random.integers(3, 6)
-    sizes = random.choice([10, 100], n if random.random() < 0.25 else 1)  # most lists are of one size
+    n = random.integers(2, 6)
+    sizes = random.choice([10, 100], 1 if random.random() < 0.5 else n)  # half of the lists are of one size
     numbers = random.integers(0, sizes, n)
     ordered = ", ".join(map(str, sorted(numbers)))
     listed = one_of(random, ", ", ", ", " ").join(map(str, numbers))
@@ -233,12 +234,12 @@ def split_of(subject: bytes) -> Split:
     return "val" if in_validation(subject, TESTED / 2) else "test"
 
 
-def named_tasks(text: str | None) -> list[str]:
+def named_tasks(text: str | None, repeated: bool = False) -> list[str]:
     """Return the tasks of a text such as "add,date"; all for None or "all". Raises UserError."""
     names = list(TASKS) if text in (None, "all") else text.split(",")
     if unknown := [name for name in names if name not in TASKS]:
         raise UserError(f"task {unknown[0]}: unknown; known are {', '.join(TASKS)}")
-    if len({*names}) < len(names):
+    if len({*names}) < len(names) and not repeated:
         raise UserError(f"--tasks={text}: name each task once")
     return names
 
@@ -246,9 +247,9 @@ def named_tasks(text: str | None) -> list[str]:
 def mixed(tasks: list[str], split: Split, *seed: int, first: int = 0) -> Iterator[Question]:
     """Yield questions of several tasks by turns, beginning with turn `first`."""
     first %= len(tasks)
-    drawn = [questions(task, split, *seed) for task in tasks[first:] + tasks[:first]]
-    while True:
-        yield from map(next, drawn)
+    drawn = {task: questions(task, split, *seed) for task in tasks}
+    for task in cycle(tasks[first:] + tasks[:first]):
+        yield next(drawn[task])
 
 
 Exchange = tuple[str, str]  # what the user says, and the answer
@@ -330,7 +331,9 @@ class TaskOptions:
 
     to: Name | None = None  # the .jsonl file
     n: Count = 20000  # conversations
-    tasks: Name | None = None  # names with commas between them; None, all: every task
+    tasks: Name | None = (
+        None  # names with commas between them, twice for twice as many; None, all: every task
+    )
     wrong: Fraction = 0.0  # share of the questions whose answer is that of another
     talk: Fraction = 0.0  # share of small talk, of data/talk.toml, in conversations of up to three questions
     seed: Seed = 1  # for the questions
@@ -341,7 +344,7 @@ def main(argv: list[str]) -> None:
     if options.to is None:
         raise UserError("--to=<file>.jsonl is needed; see --help")
     random = np.random.default_rng(options.seed)
-    asked = exchanges(named_tasks(options.tasks), options.wrong, options.seed)
+    asked = exchanges(named_tasks(options.tasks, repeated=True), options.wrong, options.seed)
     drawn = (
         converse(random, asked, options.talk) if options.talk else [next(asked)] for _ in range(options.n)
     )

@@ -44,8 +44,8 @@ TRAIN = (
 )
 ASK = "evaluate.py --ask=experiments/first_questions.txt --max_new_tokens=96 --json={to}/said.json"
 LEARNED = {  # stages, by what each makes
-    "conversations.jsonl": "data/tasks.py --tasks={tasks},add --n=60000 --talk=0.3 --wrong=0.2 --seed={seed}"
-    " --to={to}/conversations.jsonl",
+    "conversations.jsonl": "data/tasks.py --tasks={tasks},order,add --n=60000 --talk=0.3 --wrong=0.2"
+    " --seed={seed} --to={to}/conversations.jsonl",
     "tokenizer": "data/train_tokenizer.py --source={to}/book.txt --vocab_size=259 --to={to}/tokenizer",
     "book": "data/prepare.py --source={to}/book.txt --tokenizer={to}/tokenizer --val_fraction=0.05"
     " --to={to}/book",
