@@ -36,12 +36,6 @@ def read_json(path: Path, kind: Any = Any) -> Any:
         raise ValueError(first_line(error)) from None
 
 
-def kept(path: Path, kind: Any) -> Any:
-    """Read what an earlier command wrote; {} if it is not there. Raises UserError for a damaged file."""
-    with refusing(f"{path}: cannot be read", "restore or delete it", ValueError):
-        return read_json(path, kind) if path.exists() else {}
-
-
 def is_utf16(content: bytes) -> bool:
     """Tell whether bytes are UTF-16: by its mark, or by zeros beside nearly all letters, as of ASCII."""
     zeros = sorted(half.count(0) / max(1, len(half)) for half in (content[::2], content[1::2]))

@@ -1,6 +1,6 @@
 """The whole life of a chat model, on two CPU cores; nothing that it needs is downloaded.
 
-    python -m experiments.chat --quick=True     a model that answers, in a quarter of an hour
+    python -m experiments.chat --quick=True     a model that answers, in 15 to 35 minutes
     python serve.py --out_dir=out-chat/1/chat
     python -m experiments.chat                  goes on from there: rewards, and what they add
     python serve.py --out_dir=out-chat/1/rewarded --follow=True        meanwhile: waits for it, and follows
@@ -29,9 +29,9 @@ import pandas as pd
 
 from common.command_line import Count, Name, Seed, given, matching, value_reader
 from common.errors import UserError, command
-from common.files import kept, read_json, refusing, write_whole
+from common.files import read_json, refusing, write_whole
 from data.book_char.prepare import TEXT
-from experiments.record import machine
+from experiments.record import kept, machine
 from experiments.snapshot import ROOT
 from experiments.statistics import difference
 from runs.checkpoint import checkpoint_folders

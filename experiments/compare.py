@@ -30,11 +30,11 @@ from pydantic import Field
 
 from common.command_line import Count, Name, Positive, show_help, take_options, value_reader
 from common.errors import UserError, command
-from common.files import kept, refusing, write_whole
+from common.files import refusing, write_whole
 from config.options import RESUMING, Options, parse_options
 from data.dataset import Dataset, prepare_if_missing
 from data.spans import document_bytes
-from experiments.record import STRICT, Experiment, Variant, not_defaults
+from experiments.record import STRICT, Experiment, Variant, kept, not_defaults
 from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
 from experiments.runner import KEEPING, Equal, at_equal, defaults_of, options_of, run, time_steps

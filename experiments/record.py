@@ -18,12 +18,18 @@ from pydantic import ConfigDict, Field, FiniteFloat
 from common.command_line import NonNegative, NonNegativeInt, Seed, value_reader
 from common.devices import describe_cpu
 from common.errors import UserError
-from common.files import kept, read_json, refusing, write_whole
+from common.files import read_json, refusing, write_whole
 from config.options import Options
 from data.dataset import dataset_dir
 from experiments.snapshot import ROOT, Snapshot, digest
 
 RESULTS = ROOT / "experiments" / "results"
+
+
+def kept(path: Path, kind: Any) -> Any:
+    """Read what an earlier command wrote; {} if it is not there. Raises UserError for a damaged file."""
+    with refusing(f"{path}: cannot be read", "restore or delete it", ValueError):
+        return read_json(path, kind) if path.exists() else {}
 
 
 def not_defaults(
