@@ -157,8 +157,19 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
             assert f"error: process {1 - lost}: another process is gone" in errors or "task died" in errors
 
 
+SAVE_TWICE = """
+import sys
+import train
+from runs.checkpoint import Checkpoints
+save = Checkpoints.save
+Checkpoints.save = lambda *args: (save(*args), save(*args))
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 def test_without_a_shared_folder_process_0_saves_all_and_each_resumes_from_its_copy(tiny, tmp_path):
+    """A run that stops right after it has saved does so again."""
     folders = [tmp_path / "0", tmp_path / "1"]
 
     def run(**options):
@@ -168,7 +179,7 @@ def test_without_a_shared_folder_process_0_saves_all_and_each_resumes_from_its_c
         for i, folder in enumerate(folders):
             folder.mkdir(exist_ok=True)
             of_one = dict(cwd=folder, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=1)
-            processes.append(start_python(ROOT / "train.py", *words, *where(i, port), **of_one))
+            processes.append(start_python("-c", SAVE_TWICE, *words, *where(i, port), **of_one))
         finished(processes)
 
     run(eval_interval=5)
