@@ -81,6 +81,8 @@ class Rewarded(Objective):
         model = for_answers(merge(state.model), self.options)
         means = examine(model, self.own, self.sampler)
         shown = rollouts(model, self.begun, self.own, self.sampler)
+        if stop_asked():
+            return None
         # Written last: an error above leaves a run that was to be overwritten as it is.
         write_whole(self.out_dir / "rewards.json", json.dumps(asdict(self.own), indent=1) + "\n")
         write_rollouts(self.out_dir / "rollouts.jsonl", i, shown)

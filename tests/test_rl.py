@@ -263,11 +263,11 @@ def test_an_overwritten_run_stays_if_the_new_one_cannot_begin(base, learned, tmp
 
 def test_an_overwritten_run_stays_if_its_first_evaluation_is_interrupted(base, learned, tmp_path):
     out = shutil.copytree(learned, tmp_path / "out")
-    before = contents(out / "checkpoints")
+    before = contents(out)
     once = f"__import__('os').mkdir({str(tmp_path / 'asked')!r}) or signal.raise_signal(signal.SIGINT)"
     code = f"import contextlib, signal\n    with contextlib.suppress(OSError): {once}\n    return 0.0"
     assert learn(base, out, overwrite=True, reward=reward(tmp_path, code)) == 130
-    assert contents(out / "checkpoints") == before
+    assert contents(out) == before
 
 
 def test_a_run_that_is_overwritten_is_evaluated_once(base, learned, tmp_path):
