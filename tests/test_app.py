@@ -30,7 +30,7 @@ from tests.helpers import (
 from tools.cloud import rent
 from tools.cloud.options import BURST, CORE, GIB, LaunchOptions, machine_of
 
-no_network = pytest.mark.skipif(not can_unshare("-rn"), reason="needs Linux's network can_unshare")
+no_network = pytest.mark.skipif(not can_unshare("-rn"), reason="needs Linux's network namespaces")
 
 
 def test_no_launcher_option_hides_one_of_the_commands():

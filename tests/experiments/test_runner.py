@@ -178,9 +178,7 @@ def test_a_run_that_diverges_is_timed_with_a_rate_that_changes_nothing(version, 
     code = version(f"{diverges}\nopen('metrics.jsonl', 'w').write({lines!r})")
     assert short_run(Variant(code, {"dataset": "x", "learning_rate": "1e30"})) == (5.0, [])
     always = Variant(version("print('resuming')\nsys.exit('error: iter 1: loss is nan')"), {"dataset": "x"})
-    monkeypatch.delenv(
-        "PYTHONUNBUFFERED", raising=False
-    )  # else what is printed stands before the error anyway
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, the error would be last anyway
     assert refusal(short_run, always) == "theirs: iter 1: loss is nan"
 
 

@@ -27,7 +27,7 @@ from tests.helpers import (
 )
 from tests.tools.cloud.modal_container import HOST, Disturbance
 
-needs_mounts = pytest.mark.skipif(not can_unshare("-rm"), reason="needs Linux's mount can_unshare")
+needs_mounts = pytest.mark.skipif(not can_unshare("-rm"), reason="needs Linux's mount namespaces")
 pytestmark = [pytest.mark.slow, needs_mounts]
 
 # All that a run here may ask of Modal: to be noted as an App, which `modal run` itself does.
