@@ -86,8 +86,8 @@ class Files:
         """Return the text of a single .txt file with one document; None for other sources."""
         if len(self.paths) > 1 or Path(self.paths[0]).suffix.lower() != ".txt":
             return None
-        with open(self.paths[0], "rb") as file:
-            if any(line.strip() == SEPARATOR for line in file):
+        with open(self.paths[0], encoding="latin-1") as file:  # reads any bytes, and any lines
+            if any(line.strip() == SEPARATOR.decode() for line in file):
                 return None
         return decode_text(Path(self.paths[0]).read_bytes(), self.paths[0])
 

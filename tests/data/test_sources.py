@@ -113,7 +113,11 @@ def test_a_text_file_is_read_as_in_text_mode(tmp_path):
     for newline in ("\r\n", "\r"):
         content = "\ufeff" + written.replace("\n", newline)
         (tmp_path / "BOOK.TXT").write_text(content, encoding="utf-8", newline="")
-        assert texts(Files([str(tmp_path / "BOOK.TXT")])) == ["\n".join(TEXTS[:40]) + "\n", "and another\n"]
+        assert texts(book := Files([str(tmp_path / "BOOK.TXT")])) == [
+            "\n".join(TEXTS[:40]) + "\n",
+            "and another\n",
+        ]
+        assert book.single_text() is None
 
 
 def test_json_keeps_its_text_as_it_is(tmp_path):
