@@ -331,9 +331,7 @@ class TaskOptions:
 
     to: Name | None = None  # the .jsonl file
     n: Count = 20000  # conversations
-    tasks: Name | None = (
-        None  # names with commas between them, twice for twice as many; None, all: every task
-    )
+    tasks: Name | None = None  # names with commas between, one twice for more of it; None, all: every task
     wrong: Fraction = 0.0  # share of the questions whose answer is that of another
     talk: Fraction = 0.0  # share of small talk, of data/talk.toml, in conversations of up to three questions
     seed: Seed = 1  # for the questions
