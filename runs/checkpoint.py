@@ -207,13 +207,12 @@ class Checkpoints:
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             multiprocessing_options=ocp.options.MultiprocessingOptions(**({} if shared else alone)),
         )
-        for checkpoint in checkpoint_folders(out_dir):
-            if (path := checkpoint / "metrics" / "metrics").exists():
-                with suppress(OSError):
-                    try:
-                        read_json(path)
-                    except ValueError as error:
-                        raise Damaged(checkpoint, f"its loss: {error}") from None
+        for checkpoint in checkpoint_folders(out_dir):  # Orbax reads each loss, and names none
+            try:
+                with suppress(OSError):  # one that was not measured has no file
+                    read_json(checkpoint / "metrics" / "metrics")
+            except ValueError as error:
+                raise Damaged(checkpoint, f"its loss: {error}") from None
         items = ("model", "optimizer", "manifest")
         with self.working():
             self.manager = Manager(self.folder, item_names=items, options=options)
