@@ -28,6 +28,7 @@ from data.conversations import Renderer
 from data.dataset import Batches
 from hub.export import (
     architecture,
+    check_new,
     new_folder,
     plain,
     which_family,
@@ -73,6 +74,7 @@ def main(argv: list[str]) -> None:
     if options.format == "html":
         print(export_page(options))
         return
+    check_new(Path(options.to).resolve())  # before the run is loaded, which takes time
     loaded = load_run(options.out_dir, options.checkpoint, merged=options.format != "peft")
     export = {"transformers": export_model, "peft": export_adapters, "gguf": export_gguf}[options.format]
     # A print that fails must not undo the folder: notes go to stderr, and the rest is printed afterwards.

@@ -44,12 +44,15 @@ for {iteration} iterations. Its {score}.
 """
 
 
+def check_new(path: Path) -> None:
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
+
+
 @contextmanager
 def new_folder(path: Path) -> Generator[Path]:
     """Yield a folder to fill, which is moved to `path` if all goes well. Raises UserError."""
-    path = path.resolve()
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
+    check_new(path := path.resolve())
     near = next(folder for folder in path.parents if folder.is_dir())
     what = f"--to={path}: cannot be written"
     with refusing(what, "choose another place", OSError, SafetensorError):
