@@ -210,8 +210,8 @@ class Checkpoints:
         for checkpoint in checkpoint_folders(out_dir):  # Orbax reads each loss, and names none
             try:
                 with suppress(OSError):  # one that was not measured has no file
-                    read_json(checkpoint / "metrics" / "metrics")
-            except ValueError as error:
+                    json.loads((checkpoint / "metrics" / "metrics").read_bytes())
+            except (ValueError, RecursionError) as error:
                 raise Damaged(checkpoint, f"its loss: {error}") from None
         items = ("model", "optimizer", "manifest")
         with self.working():
