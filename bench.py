@@ -69,8 +69,8 @@ JAX_ALONE = (
     *("norm_eps", "n_kv_head", "tie_embeddings", "lora_rank", "qk_norm", "head_dim", "qkv_bias"),
 )
 
-
-OF_STEP = ("vs", "steps", "loop", "profile", "losses")  # options
+# Our own options that --decode and --serve do not use.
+OF_STEP = ("vs", "steps", "loop", "profile", "losses")
 
 
 @dataclass(frozen=True)

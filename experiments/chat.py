@@ -128,17 +128,16 @@ def main(argv: list[str]) -> None:
 def live(folder: Path, seed: int, stages: dict[str, str]) -> float:
     """Run the stages that have not ended; return the minutes of all. Raises UserError for one that fails."""
     write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
-    path, waiting = folder / "stages.json", [*stages]
+    path = folder / "stages.json"
     begun = kept(path, dict[str, Stage])  # by what each makes
-    for name, stage in stages.items():
-        waiting.remove(name)
+    for i, (name, stage) in enumerate(stages.items()):
         words = [word.format(to=folder, seed=seed, tasks=TASKS) for word in stage.split()]
         typed = shlex.join(["python", *words])
         earlier = begun.get(name)
         if earlier is None or earlier.command != typed:
             shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)  # of an earlier life
             earlier = Stage(typed)
-            for later in waiting:  # what was made from it
+            for later in [*stages][i + 1 :]:  # what was made from it
                 begun.pop(later, None)
         elif earlier.ended:
             continue
