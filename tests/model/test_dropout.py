@@ -53,13 +53,6 @@ def test_what_is_kept_is_scaled_and_keeps_its_dtype(dropout, dtype):
     assert 0 < (y != 0).sum() < y.size
 
 
-@BOTH
-@pytest.mark.parametrize("rate, key", [(0.5, None), (0.0, jax.random.key(0))])
-def test_without_a_key_or_a_rate_it_gives_its_argument(dropout, rate, key):
-    x = jnp.ones((4, 4))
-    assert dropout(rate)(x, key) is x
-
-
 # --- in the network ---
 
 
