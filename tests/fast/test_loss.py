@@ -1,4 +1,7 @@
-"""The loss is PyTorch's, with its gradients, whatever the chunks; all the logits never exist at once."""
+"""The loss is PyTorch's, with its gradients, whatever the chunks; all the logits never exist at once.
+
+Rows without targets, and what follows the loss: training/test_step.py.
+"""
 
 import jax
 import numpy as np
@@ -13,7 +16,6 @@ from tests.helpers import distance
 # As helpers.FLOAT32_ROUNDING, but with about ten operations in a row, the products among them sums of at most
 # 100 terms: sqrt(10 * 100) u.
 ROUNDING = 2e-6
-WHOLE, HALVES = How(), How(max_logits=4 * 7 * 100)  # of the inputs below, in one chunk and in two
 
 
 def inputs(B=4, T=14, D=32, V=100):
@@ -26,13 +28,12 @@ def inputs(B=4, T=14, D=32, V=100):
     return x, head / 2, targets
 
 
-def value_and_gradients(x, head, targets, how=WHOLE, scale=1):
-    """The loss times `scale`, and its gradients with respect to x and head, as numpy arrays."""
+both = jax.value_and_grad(chunked_loss, argnums=(0, 1))
 
-    def loss(x, head):
-        return scale * chunked_loss(x, head, targets, how)
 
-    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, head)
+def value_and_gradients(x, head, targets, how):
+    """The loss and its gradients with respect to x and head, as numpy arrays."""
+    value, gradients = both(x, head, targets, how)
     return np.asarray(value), *map(np.asarray, gradients)
 
 
@@ -66,26 +67,11 @@ def test_loss_and_gradients_are_pytorchs_whatever_the_chunks(T, max_logits, n_ch
         assert distance(ours, theirs) < ROUNDING
 
 
-def test_a_gradient_is_scaled_by_what_follows_the_loss():
-    _, *expected = value_and_gradients(*inputs())
-    _, *found = value_and_gradients(*inputs(), scale=3)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, 3 * theirs, rtol=ROUNDING)
-
-
 @pytest.mark.parametrize("mesh, n_chunks", [("data:2,tensor:2", 1), ("stage:2,data:2", 2), ("stage:4", 4)])
 def test_a_device_holds_so_many_logits_and_stages_do_not_share_them(mesh, n_chunks):
     x, _, targets = inputs(T=16)
     with jax.set_mesh(make_mesh(mesh)):
         assert len(chunks(x, targets, 100, max_logits=4 * 4 * 100)[0]) == n_chunks
-
-
-@pytest.mark.parametrize("how", [WHOLE, HALVES])
-def test_without_a_target_the_loss_and_its_gradients_are_zero(how):
-    x, head, targets = inputs()
-    value, *gradients = value_and_gradients(x, head, np.full_like(targets, -1), how)
-    assert value == 0
-    assert not any(gradient.any() for gradient in gradients)
 
 
 @pytest.mark.parametrize("results", ["float32", "bfloat16"])  # a CPU's, and any other device's
@@ -127,7 +113,6 @@ def sizes(jaxpr):
 def test_all_the_logits_never_exist_at_once():
     how = How(max_logits=4 * 2 * 100)
     x, head, targets = inputs(T=16, D=8)
-    both = jax.value_and_grad(chunked_loss, argnums=(0, 1))
     for function in (chunked_loss, both):
         jaxpr = jax.make_jaxpr(function, static_argnums=3)(x, head, targets, how)
         assert max(sizes(jaxpr.jaxpr)) == how.max_logits
