@@ -1,7 +1,5 @@
 """What `--mesh` accepts, and what it refuses in one line."""
 
-from dataclasses import replace
-
 import jax
 import pytest
 from jax.sharding import AxisType
@@ -13,8 +11,7 @@ from tests.helpers import FLOAT32_ROUNDING, random_batch, refusal
 from training.state import create_state, model_config
 from training.step import compile_step
 
-SMALL = replace(
-    Options(),
+SMALL = Options(
     **dict(n_layer=2, n_head=2, n_embd=16, block_size=8, batch_size=2, gradient_accumulation_steps=2),
     **dict(dropout=0.1, unroll=1),
 )
@@ -71,6 +68,7 @@ def test_in_a_mesh_of_a_users_own_axes_the_step_is_that_of_one_device():
         ("data:2,fsdp:4", dict(B=12), "batch_size=12 must be a multiple of data x fsdp = 8"),
         ("fsdp:8", dict(n_embd=36), "n_embd=36 must be a multiple of fsdp = 8"),
         ("tensor:8", dict(n_head=4), "n_head=4 must be a multiple of tensor = 8"),
+        ("tensor:4", dict(n_hidden=90), "the MLP's hidden size=90 must be a multiple of tensor = 4"),
         ("tensor:4", dict(n_head=4, n_kv_head=2), "n_kv_head=2 must be a multiple of tensor = 4"),
     ],
 )

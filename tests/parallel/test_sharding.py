@@ -27,8 +27,7 @@ from training.state import create_state, model_config, state_shapes
 from training.step import compile_step
 
 V, T, L, A, B = 64, 12, 3, 2, 8
-SMALL = replace(
-    Options(),
+SMALL = Options(
     **dict(n_layer=L, n_head=8, n_embd=64, block_size=T, batch_size=B, gradient_accumulation_steps=A),
     **dict(unroll=1, learning_rate=1e-2, warmup_iters=5, lr_decay_iters=100),
 )
@@ -178,13 +177,14 @@ def random_array(like):
 
 
 def test_a_checkpoint_moves_to_any_mesh_bit_for_bit(tmp_path):
-    config = model_config(LLAMA, V)
-    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
-        state = jax.tree.map(random_array, state_shapes(config, LLAMA))  # moments of zero look alike
-        save_run(tmp_path, state, Manifest(LLAMA, V, None))
-    for mesh in ("data:1", "data:2,fsdp:4"):
+    options = replace(LLAMA, n_layer=4)  # so that stages divide them
+    config = model_config(options, V)
+    with jax.set_mesh(make_mesh("stage:2,fsdp:2,tensor:2")):
+        state = jax.tree.map(random_array, state_shapes(config, options))  # moments of zero look alike
+        save_run(tmp_path, state, Manifest(options, V, None))
+    for mesh in ("data:1", "data:2,fsdp:4", "stage:4,tensor:2"):
         with jax.set_mesh(make_mesh(mesh)):
-            shapes = state_shapes(config, LLAMA)
+            shapes = state_shapes(config, options)
             restored = Checkpoints(str(tmp_path)).restore(1, shapes)
         assert jax.tree.structure(restored) == jax.tree.structure(state)
         assert_same_bits(restored, state)

@@ -81,12 +81,7 @@ def test_bubbles_are_those_of_the_papers(R, M):
     assert bubble(Schedule("1f1b", R, 1, M)) == pytest.approx(expected)
     assert bubble(Classic("1f1b", R, 1, M)) > 1.4 * expected  # on one clock; on none, it has the same
     assert bubble(Schedule("gpipe", R, 1, M)) == pytest.approx(expected)
-
-
-def test_chunks_divide_the_bubble():
-    one, two = (bubble(Schedule("interleaved", 4, chunks, 32)) for chunks in (1, 2))
-    # Idle time is bubble / (1 - bubble) of the work.
-    assert two / (1 - two) == pytest.approx(one / (1 - one) / 2)
+    assert bubble(Schedule("interleaved", R, 2, M)) == pytest.approx((R - 1) / (2 * M + R - 1))
 
 
 def test_1f1b_holds_as_much_for_any_number_of_microbatches_and_gpipe_all_of_them():
