@@ -33,8 +33,7 @@ from training.lora import add_adapters, merge, partition_trainable, without_adap
 from training.state import create_state, create_state_around, model_config
 
 V, T = 64, 8
-TINY = replace(
-    Options(),
+TINY = Options(
     **dict(n_layer=2, n_head=8, n_embd=64, block_size=T, batch_size=8, gradient_accumulation_steps=1),
     **dict(unroll=1, learning_rate=1e-2, warmup_iters=0, lr_decay_iters=100),
 )
@@ -74,8 +73,6 @@ def test_fresh_adapters_change_nothing_and_stand_beside_what_is_there(variant):
     after = add_adapters(before, replace(options, **LORA), jax.random.key(0))
     assert (forward(after, tokens) == forward(before, tokens)).all()
     adapters, frozen = map(arrays_by_name, partition_trainable(after))
-    layers = 6 if options.mlp == "gelu" else 7
-    assert len(adapters) == 2 * layers
     assert {name.rsplit(".")[-1] for name in adapters} == {"lora_a", "lora_b"}
     assert_same_bits(without_adapters(after), before)
     assert_same_bits(without_adapters(before), before)
@@ -220,19 +217,10 @@ def test_all_weights_may_start_from_a_runs_with_a_shorter_context(tiny, base_run
         np.testing.assert_allclose(x, theirs[name][: len(x)], atol=2e-6)
 
 
-@pytest.fixture
-def copies(base_run, lora_run, tmp_path):
-    """The two runs, to be changed; the adapters' manifest names the copied base."""
-    base, lora = tmp_path / "base", tmp_path / "lora"
-    shutil.copytree(base_run, base)
-    shutil.copytree(lora_run, lora)
+def test_adapters_of_another_base_or_of_none_are_refused(base_run, lora_run, tmp_path):
+    base, lora = shutil.copytree(base_run, tmp_path / "base"), shutil.copytree(lora_run, tmp_path / "lora")
     for path in lora.glob("checkpoints/*/manifest/metadata"):
         path.write_text(path.read_text().replace(str(base_run), str(base)))
-    return base, lora
-
-
-def test_adapters_of_another_base_or_of_none_are_refused(copies):
-    base, lora = copies
     load_run(str(lora))
     train.main([f"--out_dir={base}", "--init_from=resume", "--max_iters=11"])
     for main, arguments in ((train.main, ["--init_from=resume", "--max_iters=11"]), (sample.main, [])):

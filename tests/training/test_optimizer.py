@@ -252,8 +252,7 @@ def test_muon_orthogonalises_every_layers_every_heads_matrices_and_leaves_the_re
         np.testing.assert_allclose(ours[name], expected, rtol=0, atol=tolerance, err_msg=name)
 
 
-TINY = replace(
-    Options(),
+TINY = Options(
     **dict(n_layer=2, n_head=4, n_kv_head=2, n_embd=16, block_size=8, batch_size=4),
     **dict(gradient_accumulation_steps=1, warmup_iters=0, learning_rate=0.1, grad_clip=0.0),
 )
