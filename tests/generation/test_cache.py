@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fast import How
+from fast import How, rounded
 from generation.decode import Cache, Decoder, forward_with_cache
 from model import GPT
-from tests.helpers import FLOAT32_ROUNDING, MODERN, distance
+from tests.helpers import FLOAT32_ROUNDING, MODERN, assert_same_bits, distance
 from tests.models import TINY, changed, large, random_tokens
 
 
@@ -43,9 +43,13 @@ def test_the_cache_gives_what_the_whole_sequence_gives(shape):
 
 
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
-def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_products_give(result):
-    model = large(changed(TINY, n_kv_head=2, n_layer=3), How("bfloat16", result))
-    cache = Cache.empty(model, 5, model.config.block_size)
-    assert [len(cache.keys), len(cache.values)] == [3, 3]
-    for x in (*cache.keys, *cache.values):
-        assert (x.shape, x.dtype) == ((5, 2, 16, 8), result)  # (B, K, S, C)
+def test_a_cache_has_the_dtype_of_products_whose_weights_are_cast_once(result):
+    """And the model computes what it did, to the bit; tokens are looked up in float32."""
+    model, tokens = large(changed(TINY, n_kv_head=2), How("bfloat16", result)), random_tokens(TINY)
+    cast = rounded(model)
+    products = (cast.head, cast.blocks.attn.c_q.weight, cast.blocks.mlp.c_proj.weight)
+    assert {x.dtype for x in products} == {jnp.dtype("bfloat16")}
+    assert cast.wte.dtype == cast.blocks.ln_1.weight.dtype == "float32"
+    ours, theirs = (in_chunks(x, tokens, [8]) for x in (cast, model))
+    assert_same_bits(ours, theirs)
+    assert {x.dtype for x in jax.tree.leaves(ours[1])} == {jnp.dtype(result)}

@@ -6,17 +6,15 @@ from dataclasses import replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fast import How, faster, rounded
 from generation import decode as decoding
-from generation.decode import CHUNK, DATA, Cache, Decoder, Rows, forward_with_cache, generate, start
+from generation.decode import CHUNK, DATA, Rows, generate, start
 from generation.sampling import GREEDY, PLAIN, Settings
-from model import GPT, GPTConfig
+from model import GPTConfig
 from tests.helpers import slowly
-from tests.models import forward
+from tests.models import forward, large
 
 SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
 CONFIGS = {
@@ -27,10 +25,7 @@ S = SHAPE["block_size"]
 KEY = jax.random.key(7)
 
 
-def make(config):
-    """A model with weights large enough for its tokens to depend on the whole context."""
-    model = jax.jit(partial(GPT, config))(key=jax.random.key(0))
-    return jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, model)
+make = partial(large, how=None)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -153,21 +148,3 @@ def test_tokens_come_as_they_are_made(gpt2):
     chunks = [chunk.shape[1] for chunk in generate(gpt2, prompt(2, 1), key=KEY, max_new_tokens=3 * S)]
     assert chunks[0] == 1 and max(chunks) <= CHUNK and sum(chunks) == 3 * S
     assert list(generate(gpt2, prompt(2, 3), key=KEY, max_new_tokens=0)) == []
-
-
-def test_the_weights_of_products_are_cast_once():
-    """And the model computes what it did, to the bit; tokens are looked up in float32."""
-    model = faster(make(replace(CONFIGS["gpt2"], n_layer=1)), How(dtype="bfloat16"))
-    cast = jax.jit(Decoder.of)(rounded(model))
-    block = cast.blocks[0]
-    assert {block.attn.c_q.weight.dtype, block.mlp.c_proj.weight.dtype} == {jnp.dtype("bfloat16")}
-    dtypes = cast.model.head.dtype, cast.model.wte.dtype, block.ln_1.weight.dtype
-    assert dtypes == ("bfloat16", "float32", "float32")
-
-    @jax.jit
-    def read(decoder):
-        cache, length = Cache.empty(model, 2, S), jnp.zeros(2, jnp.int32)
-        features, _ = forward_with_cache(decoder, prompt(2, S), cache, length)
-        return decoder.model.logits(features)
-
-    np.testing.assert_array_equal(read(cast), read(Decoder.of(model)))

@@ -79,19 +79,15 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots, n):
     assert [len(tokens) for tokens in made] == [one.max_new_tokens for one in requests]
 
 
-@pytest.fixture(scope="module")
-def long_model():
-    """Room for 150 tokens: attention reads 37, 75, 112 or all of them, and prompts are read by 16 or 75."""
-    return large(replace(CONFIG, block_size=150, n_layer=1))
-
-
-def test_attention_reads_no_more_of_the_cache_than_holds_all_rows(long_model, monkeypatch):
+def test_attention_reads_no_more_of_the_cache_than_holds_all_rows(monkeypatch):
     """The tokens are those that reading all of it gives, beside longer rows that draw, and that wait."""
+    # Attention reads 37, 75, 112 or all of 150 tokens, and prompts are read by 16 or 75.
+    model = large(replace(CONFIG, block_size=150, n_layer=1))
     requests = [
         replace(request(seed, max_new_tokens=60), prompt=np.arange(P, dtype=np.int32) % V)
         for seed, P in enumerate([3, 140, 20, 5, 73, 110, 1, 40])
     ]
-    reads_all = Engine(long_model, 3)
+    reads_all = Engine(model, 3)
     reads_all.buckets = [150]
     expected = together(reads_all, requests)
     buckets = []
@@ -102,7 +98,7 @@ def test_attention_reads_no_more_of_the_cache_than_holds_all_rows(long_model, mo
         return decode(decoder, cache, rows, n, bucket)
 
     monkeypatch.setattr("generation.engine.decode", spied_decode)
-    assert together(Engine(long_model, 3), requests) == expected
+    assert together(Engine(model, 3), requests) == expected
     assert {bucket for bucket, _ in buckets} == {37, 112, 150}
     assert all(filled < bucket or bucket == 150 for bucket, filled in buckets)
 
