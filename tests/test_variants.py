@@ -11,13 +11,13 @@ from config.options import Options
 from fast import FastNorm
 from tests.helpers import FLOAT32_ROUNDING, MODERN, assert_same_bits, distance, random_batch
 from tests.models import TINY, changed, forward, large, random_tokens
+from tools.inside.views import heads
 from training.state import create_state, model_config
 from training.step import compile_step
 from variants import without_multipliers
 
 V, BASE = 32, 32
-OPTIONS = replace(
-    Options(),
+OPTIONS = Options(
     **dict(n_layer=2, n_head=4, n_embd=BASE, block_size=16, batch_size=8, gradient_accumulation_steps=1),
     **dict(decay_lr=False, learning_rate=0.01, weight_decay=0.0, unroll=1, dtype="float32"),
 )
@@ -67,23 +67,14 @@ def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
 def test_scores_are_as_large_where_heads_are_added_that_are_as_wide(optimizer):
     tokens = random_batch(OPTIONS, V)[0, 0]
 
-    @jax.jit
     def mean_score(model):
         """Of the first layer, without its sign."""
-        block, seen = jax.tree.map(lambda x: x[0], model.blocks), []
-
-        def attend(q, k, v, key=None):
-            seen.append((q, k))
-            return q
-
-        positions, _ = model.causal_attention(tokens)
-        block.attn(block.ln_1(model.embed(tokens, positions)), attend)
-        (q, k), *_ = seen
-        return np.sqrt(1 / q.shape[-1]) * abs(q @ k.swapaxes(2, 3)).mean()
+        queries_and_keys = [heads(model, row)[:2] for row in tokens]
+        return np.mean([abs(q[0] @ k[0].swapaxes(1, 2)) / np.sqrt(q.shape[-1]) for q, k in queries_and_keys])
 
     def score(n, **base):
         options = replace(OPTIONS, n_embd=n * BASE, n_head=n * OPTIONS.n_head, optimizer=optimizer, **base)
-        return float(mean_score(trained(options, 4).model))
+        return mean_score(trained(options, 4).model)
 
     wide = score(4, mup_base_width=BASE, mup_base_n_head=OPTIONS.n_head)
     assert wide == pytest.approx(score(1), rel=0.15)  # with each head's width as its base: half
