@@ -164,22 +164,28 @@ def test_arrays_have_the_shapes_and_dtypes_that_signatures_state():
     script = """
 import jaxtyping
 with jaxtyping.install_import_hook(["model", "fast", "variants", "generation.decode"], "beartype.beartype"):
-    import generation.decode, variants
-import jax
-from tests.generation.test_cache import in_chunks
-from tests.models import TINY, changed, large, random_tokens
-from tests.test_fast import CASES
+    from generation.decode import Cache, Decoder, forward_with_cache
+    from fast import How, faster
+    from variants import VariantConfig
+import equinox as eqx, jax, jax.numpy as jnp
 
-for shape, how in CASES.values():
-    config = changed(TINY, **shape, dropout=0.1)
-    tokens = random_tokens(config)
-    for how, key in ((None, jax.random.key(0)), (how, jax.random.PRNGKey(0))):
-        model = large(config, how)
-        # These trace, which checks, and run nothing.
-        jax.eval_shape(jax.grad(lambda model: model.loss(tokens, tokens, key=key)), model)
-        jax.eval_shape(lambda tokens: in_chunks(model, tokens, [4]), tokens)
+llama = dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False, qk_norm=True)
+
+def use(config, key, how):
+    model, tokens = config.build(key), jnp.zeros((2, 7), jnp.int32)
+    model = faster(model, how) if how else model
+    jax.grad(lambda model: model(tokens, key=key).sum())(model)
+    cache, length = Cache.empty(model, 2, config.block_size), jnp.zeros(2, jnp.int32)
+    forward_with_cache(Decoder.of(model), tokens, cache, length)
+
+gpt2, modern = dict(mlp="gelu", bias=True), dict(mlp="relu2", mup_base_width=8)
+plain, fast = (None, None, jax.random.key(0)), (How("bfloat16"), 16, jax.random.PRNGKey(0))
+for variant, (how, eot, key) in ((gpt2, plain), (llama, fast), (modern, plain)):
+    shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1)
+    config = VariantConfig(**shape, document_start=eot, **variant)
+    eqx.filter_eval_shape(use, config, key, how)  # traces, which checks, and runs nothing
 try:
-    model(tokens[0])
+    config.build(key)(jnp.zeros(7, jnp.int32))
 except jaxtyping.TypeCheckError:
     print("checked")
 """
