@@ -37,16 +37,3 @@ def used_before(word: str, explained: int, pages: list[str]) -> str:
 @pytest.mark.parametrize("word, chapter", words((DOCS / "words.md").read_text()))
 def test_a_word_is_explained_before_its_use(word, chapter):
     assert used_before(word, chapter, [path.read_text() for path in chapters()]) == ""
-
-
-@pytest.mark.parametrize(
-    "first, found",
-    [
-        ("Heads differ.", "chapter 0: Heads differ."),
-        ("A header, and the `head`.", ""),
-        ("Heads ([chapter 1](01-b.md#c)).", ""),
-    ],
-)
-def test_a_use_before_its_chapter_is_found(first, found):
-    pages = [f"# 0 · A\n\nYou will know heads.\n\n{first}\n", "# 1 · B\n\nTop.\n\nA **head** is a part.\n"]
-    assert used_before("head", 1, pages) == found
