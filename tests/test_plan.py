@@ -98,13 +98,6 @@ def test_a_gpu_that_a_step_nearly_fills_has_to_lend_jax_more_of_its_memory(peak,
 # --- with requirements-plan.txt -----------------------------------------------------------------------------
 
 
-def planned(*words: str) -> str:
-    """Run plan.py with XLA's optimisations, which other tests do without, and return what it prints."""
-    done = run_python("plan.py", *FLAGS, *words, JAX_DISABLE_MOST_OPTIMIZATIONS=0)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.accelerator
 @pytest.mark.parametrize("on, mesh", [("H100", "data:1"), ("v5e:2x4", "fsdp:8")])
 def test_a_step_is_planned_for_devices_that_are_not_there(on, mesh, optimized, capsys):
@@ -124,9 +117,10 @@ def test_a_step_is_planned_for_devices_that_are_not_there(on, mesh, optimized, c
 
 @pytest.mark.accelerator
 def test_a_step_that_does_not_fit_is_told_with_what_makes_it_fit():
-    printed = planned("--on=v5e", "--batch_size=32768", "--gradient_accumulation_steps=1", "--remat=block")
-    assert "It does not fit: needs " in printed and " GiB, a v5e has 15.75" in printed
-    *failed, fits = printed.split("\ntrying --batch_size=")[1:]
+    words = flags(TINY, vocab_size=512, batch_size=32768, gradient_accumulation_steps=1, remat="block")
+    done = run_python("plan.py", *words, "--on=v5e", JAX_DISABLE_MOST_OPTIMIZATIONS=0)
+    assert "It does not fit: needs " in done.stdout and " GiB, a v5e has 15.75" in done.stdout, done.stderr
+    *failed, fits = done.stdout.split("\ntrying --batch_size=")[1:]
     assert all("it does not fit" in tried and "ms a step" not in tried for tried in failed)
     assert ": it fits" in fits and "ms a step" in fits
 

@@ -46,7 +46,7 @@ def test_a_bad_try_ends_after_two_pairs_and_a_try_without_an_answer_when_no_seed
     assert decide(RACE, 1, noise[:8]) is None
     assert decide(RACE, 1, noise)[0] == "none" and "no seeds are left" in decide(RACE, 1, noise)[1]
     assert decide(RACE, 1, np.array([np.nan, -1.0]))[1] == "no record: a run diverged"
-    assert decide(RACE, 1, np.zeros(2))[0] == "none"
+    assert decide(RACE, 1, np.zeros(2))[1].endswith("the losses of 2 seeds change by 0.0000, all alike")
 
 
 @pytest.mark.slow
@@ -216,16 +216,6 @@ def test_a_record_is_kept_checked_and_trained_again_and_raced_with_new_seeds(clo
     assert "--why is missing" in refusal(race, "try", "--n_head=2")
     assert "commit it" in refusal(race, "try", "git:", "--why=x")
     assert "git:main: `show` does not take it" in refusal(race, "show", "git:main")
-
-
-@pytest.mark.slow
-def test_a_placebo_is_no_record(clone, race):
-    git(clone, "checkout", "-b", "placebo", "main")
-    text = (clone / "model.py").read_text().replace("2 * self.n_layer", "self.n_layer * 2")
-    (clone / "model.py").write_text(text.replace("residual_std", "spread"))
-    git(clone, "commit", "--all", "--message=Placebo")
-    status, receipt = race("try", "git:placebo", "--why=none")
-    assert status == 1 and "all alike" in receipt.sentence
 
 
 TRICKS = {
