@@ -21,12 +21,15 @@ from data.dataset import prepare_if_missing
 from data.prepare import PrepareOptions
 from docs.pages import ROOT, chapters, fences
 from plan import PlanOptions
+from rewards.options import RewardOptions
 from tests.helpers import slowly
 from tools.cloud.options import LaunchOptions
 
 SLOW = "slow"  # the mark of a fence that the gate does not run
 # These take longest.
 LONG = "00-from-scratch 03-block 06-step 08-ladder 12-pipelines 15-inside 20-where-to-go-on".split()
+# Options of commands that take train.py's as well.
+BESIDE_TRAINING = {"bench.py": BenchOptions, "plan.py": PlanOptions, "rl.py": RewardOptions}
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -101,9 +104,9 @@ def check(command: str) -> None:
         if theirs:
             check(shlex.join(["python", *app.whole_command(theirs)]))
     elif script == "train.py":
-        given(words, Options)
-    elif script in ("bench.py", "plan.py"):
-        given(take_options(words, BenchOptions if script == "bench.py" else PlanOptions)[1], Options)
+        Options(**given(words, Options))
+    elif script in BESIDE_TRAINING:
+        Options(**given(take_options(words, BESIDE_TRAINING[script])[1], Options))
     else:
         module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
         own = (cls for cls in vars(module).values() if getattr(cls, "program", None) == script)
