@@ -30,7 +30,7 @@ def project(tmp_path_factory):
 def at_modal(project, tmp_path, tiny_data):
     """`at_modal("run", "app.py", ...)`: exit status and output of that `modal` command, and the server.
 
-    `meanwhile(server)` is awaited while the command runs.
+    `meanwhile(server, running)` is awaited while the command runs.
     """
     volume, entries = tmp_path / "modal" / "volume", {}
     shutil.copytree(tiny_data, volume / "data" / "tiny")

@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -25,7 +24,7 @@ from tests.helpers import (
     saved_iterations,
     saved_state,
 )
-from tests.tools.cloud.modal_container import HOST, Disturbance
+from tests.tools.cloud.modal_server import HOST
 
 needs_mounts = pytest.mark.skipif(not can_unshare("-rm"), reason="needs Linux's mount namespaces")
 pytestmark = [pytest.mark.slow, needs_mounts]
@@ -47,8 +46,40 @@ def errors(printed: str) -> list[str]:
     return [line for line in printed.splitlines() if line.lower().startswith("error: ")]
 
 
-def first_checkpoint(volume: Path) -> bool:
-    return newest_checkpoint(volume / "run") > 0
+def once_saved(do):
+    """Have `do(server)` happen once the run has a checkpoint."""
+
+    async def happen(server, running):
+        while newest_checkpoint(server.volume / "run") == 0:
+            assert not running.done()
+            await asyncio.sleep(0.02)
+        do(server)
+
+    return happen
+
+
+def crash(server):
+    """All of the container is gone at once."""
+    server.containers[0].kill()
+
+
+def kill(server):
+    """The kernel kills the script, as for want of memory."""
+    (script,) = server.containers[0].scripts()
+    script.kill()
+
+
+def preempt(server):
+    server.containers[0].process.send_signal(signal.SIGINT)
+
+
+def cancel(server):
+    """As Modal's client does when a heartbeat's answer says that the input is cancelled."""
+    server.containers[0].process.send_signal(signal.SIGUSR1)
+
+
+def ctrl_c(server):
+    server.client.send_signal(signal.SIGINT)
 
 
 def test_modal_run_without_the_flag_asks_nothing_of_modal(at_modal, tiny, tmp_path):
@@ -98,12 +129,10 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     assert line.endswith("modal volume get nanojaxgpt first")
 
 
-@pytest.mark.parametrize("what, retries", [("preempt", 0), ("crash", 0), ("kill", 1)])
-def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed, what, retries):
-    disturbance = Disturbance(what, first_checkpoint)
-    status, printed, server = at_modal(
-        *remote(tiny, **LONG_RUN), f"--retries={retries}", disturbances=[disturbance]
-    )
+@pytest.mark.parametrize("disturb, retries", [(preempt, 0), (crash, 0), (kill, 1)])
+def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed, disturb, retries):
+    words = remote(tiny, **LONG_RUN)
+    status, printed, server = at_modal(*words, f"--retries={retries}", meanwhile=once_saved(disturb))
     assert status == 0, printed
     assert len(server.containers) == 2 and "resuming at iter" in printed
     assert_same_bits(saved_state(at_modal.volume / "run"), saved_state(undisturbed))
@@ -116,7 +145,7 @@ def test_of_two_launches_of_one_name_one_trains(at_modal, project, tiny):
     async def launch_again(server, running):
         command = [sys.executable, "-m", "modal", *words]
         second = asyncio.ensure_future(server.command(command, project))
-        while not first_checkpoint(at_modal.volume):
+        while newest_checkpoint(server.volume / "run") == 0:
             await asyncio.sleep(0.05)
         (training,) = [x for container in server.containers for x in container.scripts()]
         training.suspend()  # it would end before a slow machine has launched another
@@ -171,8 +200,7 @@ def test_ctrl_c_stops_a_run_with_its_checkpoint_kept_unless_it_is_detached(
     at_modal, tiny, undisturbed, modals
 ):
     run, *words = remote(tiny, **LONG_RUN)
-    disturbance = Disturbance("ctrl-c", first_checkpoint)
-    status, printed, server = at_modal(run, *modals, *words, disturbances=[disturbance])
+    status, printed, server = at_modal(run, *modals, *words, meanwhile=once_saved(ctrl_c))
     assert status == 130 and len(server.containers) == 1 and "Traceback" not in printed
     if modals:
         assert_same_bits(saved_state(at_modal.volume / "run"), saved_state(undisturbed))
@@ -183,8 +211,7 @@ def test_ctrl_c_stops_a_run_with_its_checkpoint_kept_unless_it_is_detached(
 
 
 def test_a_cancelled_input_leaves_a_checkpoint(at_modal, tiny):
-    disturbance = Disturbance("cancel", first_checkpoint)
-    status, printed, server = at_modal(*remote(tiny, **LONG_RUN), disturbances=[disturbance])
+    status, printed, server = at_modal(*remote(tiny, **LONG_RUN), meanwhile=once_saved(cancel))
     assert status == 2 and len(server.containers) == 1
     assert errors(printed) == ["error: it was cancelled; the same command goes on with it"]
     assert 0 < saved_iterations(at_modal.volume / "run")[-1] < LONG_RUN["max_iters"]
@@ -240,7 +267,7 @@ def test_a_run_is_served_behind_a_url_with_a_key(at_modal, trained):
         (serving,) = server.containers[0].scripts()
         (key,) = [word.removeprefix("--api_key=") for word in serving.cmdline() if "api_key" in word]
         answers[key] = await asyncio.to_thread(ask, port, key)
-        server.client.send_signal(signal.SIGINT)
+        ctrl_c(server)
 
     words = ["serve.py", "--out_dir=run", "--device=cpu", f"--port={port}"]
     status, printed, server = at_modal("run", "app.py", "--run-on-remote", *words, meanwhile=ask_and_stop)
