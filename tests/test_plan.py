@@ -119,7 +119,8 @@ def test_a_step_is_planned_for_devices_that_are_not_there(on, mesh, optimized, c
 def test_a_step_that_does_not_fit_is_told_with_what_makes_it_fit():
     words = flags(TINY, vocab_size=512, batch_size=32768, gradient_accumulation_steps=1, remat="block")
     done = run_python("plan.py", *words, "--on=v5e", JAX_DISABLE_MOST_OPTIMIZATIONS=0)
-    assert "It does not fit: needs " in done.stdout and " GiB, a v5e has 15.75" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "It does not fit: needs " in done.stdout and " GiB, a v5e has 15.75" in done.stdout
     *failed, fits = done.stdout.split("\ntrying --batch_size=")[1:]
     assert all("it does not fit" in tried and "ms a step" not in tried for tried in failed)
     assert ": it fits" in fits and "ms a step" in fits
