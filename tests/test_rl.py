@@ -202,13 +202,6 @@ def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns():
     ]
 
 
-def test_what_chooses_the_best_checkpoint_is_not_what_evaluate_reports(learned):
-    lines = rollouts(learned)
-    for task in ("add", "reverse"):
-        shown = {line["question"] for line in lines if line["task"] == task}
-        assert shown and not shown & {q.text for q in islice(questions(task, "test", 0), 500)}
-
-
 def test_an_evaluation_replaces_the_rollouts_of_what_is_done_again(tmp_path):
     """And damaged lines, as a killed run or an editor leaves them."""
     path = tmp_path / "rollouts.jsonl"
@@ -254,16 +247,12 @@ def test_a_reward_is_the_same_file_from_any_folder(base, tmp_path, monkeypatch):
 
 
 def test_an_overwritten_run_stays_if_the_new_one_cannot_begin(base, learned, tmp_path):
+    """Whether it is refused, or interrupted in its first evaluation."""
     out = shutil.copytree(learned, tmp_path / "out")
     before = contents(out)
     for wrong in (dict(max_new_tokens=120), dict(reward=reward(tmp_path, "return float('nan')"))):
         refusal(learn, base, out, overwrite=True, **wrong)
         assert contents(out) == before
-
-
-def test_an_overwritten_run_stays_if_its_first_evaluation_is_interrupted(base, learned, tmp_path):
-    out = shutil.copytree(learned, tmp_path / "out")
-    before = contents(out)
     once = f"__import__('os').mkdir({str(tmp_path / 'asked')!r}) or signal.raise_signal(signal.SIGINT)"
     code = f"import contextlib, signal\n    with contextlib.suppress(OSError): {once}\n    return 0.0"
     assert learn(base, out, overwrite=True, reward=reward(tmp_path, code)) == 130
@@ -271,11 +260,14 @@ def test_an_overwritten_run_stays_if_its_first_evaluation_is_interrupted(base, l
 
 
 def test_a_run_that_is_overwritten_is_evaluated_once(base, learned, tmp_path):
-    out, asked = shutil.copytree(learned, tmp_path / "out"), []
+    """By questions that evaluate.py does not ask, which reports on the checkpoint that these choose."""
+    out = shutil.copytree(learned, tmp_path / "out")
     code = f"open({str(tmp_path / 'asked')!r}, 'a').write(question.text + chr(10)); return 1.0"
     learn(base, out, overwrite=True, reward=reward(tmp_path, code), max_iters=0)
     asked = (tmp_path / "asked").read_text().splitlines()
     assert len(asked) == 2 * (3 + 2 * 4)  # by task, `tested` greedy answers, and two groups of four
+    reported = {q.text for task in ("add", "reverse") for q in islice(questions(task, "test", 0), 500)}
+    assert not reported & {*asked}
     assert [r["val/reward"] for r in records(out)] == [1.0]
 
 
@@ -451,6 +443,7 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, tmp
         (dict(group=3), "--group=3 does not divide the 16 answers of a step: change --batch_size"),
         (dict(reward="mine.py"), "--reward is 'mine.py': expected FILE.py:FUNCTION"),
         (dict(reward="mine.py:check"), "mine.py:check: cannot be loaded: FileNotFoundError: "),
+        (dict(mesh="data:2"), "rewards are learned from on one device: give --mesh=data:1"),
         (dict(dropout=0.1), "--dropout: learning from rewards does not use it: leave it out"),
         (dict(max_new_tokens=90), " and with --max_new_tokens=90 more than block_size=96: give fewer"),
     ],
