@@ -14,13 +14,14 @@ import pytest
 from common.errors import UserError
 from data.prepare import prepare
 from data.tokenizer import from_json
-from data.writer import load_tokenizer
 from tests.helpers import ROOT, error_line, refusal, run_python
 
 book_char = importlib.import_module("data.book_char.prepare")
 python_char = importlib.import_module("data.python_char.prepare")
 shakespeare = importlib.import_module("data.shakespeare.prepare")
 shakespeare_char = importlib.import_module("data.shakespeare_char.prepare")
+
+PRINTABLE = "\n" + "".join(sorted(set(string.printable) - set("\n\t\r\v\f")))
 
 
 def read(folder):
@@ -34,17 +35,13 @@ def text_of(folder):
     return from_json(meta["tokenizer"]).decode(np.concatenate([train, val]))
 
 
-def test_the_book_is_what_its_file_holds_the_same_on_every_machine(tmp_path):
+def test_the_book_is_what_its_file_holds(tmp_path):
     book_char.prepare(tmp_path)
     text = gzip.decompress(book_char.TEXT.read_bytes()).decode("ascii")
     meta, train, val = read(tmp_path)
-    assert text_of(tmp_path) == text and len(text) == 1_687_263
-    assert (len(train), len(val)) == (1_518_536, 168_727) and len(train) == int(0.9 * len(text))
-    assert meta["vocab_size"] == 96 and meta["counts"] == {"train": len(train), "val": len(val)}
-    assert meta["tokenizer"]["symbols"] == "\n" + "".join(sorted(set(string.printable) - set("\n\t\r\v\f")))
-    headings = [line for line in text.splitlines() if line.startswith("==> ") and line.endswith(" <==")]
-    assert len(headings) == len(set(headings)) == 272 and "==> model.py <==" in headings
-    assert book_char.TEXT.stat().st_size <= 600_000
+    assert text_of(tmp_path) == text and "\n==> model.py <==\n" in text
+    assert len(train) == int(0.9 * len(text)) and meta["counts"] == {"train": len(train), "val": len(val)}
+    assert meta["tokenizer"]["symbols"] == PRINTABLE
 
 
 def test_a_missing_or_damaged_text_of_the_book_is_one_line(tmp_path, monkeypatch):
@@ -68,8 +65,7 @@ def test_python_keeps_printable_ascii_in_the_order_of_file_names(tmp_path, capsy
     python_char.prepare(tmp_path / "set", str(source))
     assert text_of(tmp_path / "set") == "a = 1\n    b = ''\n"
     meta, train, val = read(tmp_path / "set")
-    assert meta["vocab_size"] == 96
-    assert meta["tokenizer"]["symbols"] == "\n" + "".join(sorted(set(string.printable) - set("\n\t\r\v\f")))
+    assert meta["tokenizer"]["symbols"] == PRINTABLE
     assert (len(train), len(val)) == (15, 2)
     assert "without 2 characters" in capsys.readouterr().out
     assert "no tokens for train.bin" in refusal(python_char.prepare, tmp_path / "none", str(tmp_path))
@@ -82,7 +78,6 @@ def test_shakespeare_is_split_as_nanogpt_does(tmp_path, capsys):
     (tmp_path / "input.txt").write_text(text)
     shakespeare_char.prepare(tmp_path / "set", str(tmp_path / "input.txt"))
     meta, train, val = read(tmp_path / "set")
-    assert meta["vocab_size"] == 65
     assert meta["tokenizer"] == {"type": "char", "symbols": symbols}
     assert (len(train), len(val)) == (1_003_854, 111_540)
     assert text_of(tmp_path / "set") == text
@@ -101,32 +96,30 @@ def test_a_text_is_read_as_nanogpt_reads_it_in_text_mode(tmp_path, tokenizer_jso
     assert text_of(tmp_path / "tokens") == expected
 
 
-def test_a_text_in_another_encoding_is_named_with_the_place_and_what_to_do(tmp_path):
-    """Other encodings: test_sources.py."""
-    (path := tmp_path / "mine.txt").write_bytes("déjà vu".encode("latin-1"))
-    advice = "convert it, as in iconv -f LATIN1 -t UTF-8, if it is LATIN1"
-    for module in (shakespeare, shakespeare_char):
-        said = refusal(module.prepare, tmp_path / "set", str(path))
-        assert said == f"{path}: not UTF-8 at byte 1: {advice}"
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        ("déjà vu".encode("latin-1"), "not UTF-8 at byte 1: "),  # other encodings: test_sources.py
+        (b"", "0 characters are too few to split"),
+        (b"x", "1 characters are too few to split"),
+        (None, "cannot be read (["),  # it is a folder
+    ],
+)
+def test_a_text_that_cannot_be_prepared_is_named(tmp_path, content, says):
+    path = tmp_path
+    if content is not None:
+        (path := tmp_path / "mine.txt").write_bytes(content)
+    assert refusal(shakespeare_char.prepare, tmp_path / "set", str(path)).startswith(f"{path}: {says}")
     assert not (tmp_path / "set").exists()
-
-
-def test_a_folder_is_told_which_prepare_py_takes_it(tmp_path):
-    said = refusal(shakespeare_char.prepare, tmp_path / "set", str(tmp_path))
-    assert said.startswith(f"{tmp_path}: cannot be read (") and "many to data/prepare.py" in said
 
 
 def test_a_url_is_a_source_too(tmp_path, monkeypatch):
     (tmp_path / "input.txt").write_text("from a server")
-    opened, urlopen = [], shakespeare_char.urllib.request.urlopen
-
-    def local(url, timeout):
-        opened.append(url)
-        return urlopen((tmp_path / "input.txt").as_uri())
-
+    urlopen = shakespeare_char.urllib.request.urlopen
+    local = Mock(side_effect=lambda url, timeout: urlopen((tmp_path / "input.txt").as_uri()))
     monkeypatch.setattr(shakespeare_char.urllib.request, "urlopen", local)
     shakespeare_char.prepare(tmp_path / "set", "https://example.org/input.txt")
-    assert opened == ["https://example.org/input.txt"]
+    assert local.call_args.args == ("https://example.org/input.txt",)
     assert text_of(tmp_path / "set") == "from a server"
 
     with pytest.raises(UserError, match="sha256 differs"):  # by default it must be the real one
@@ -142,13 +135,6 @@ def test_offline_shakespeare_says_what_to_do(tmp_path, monkeypatch):
     assert not (tmp_path / "set").exists()
 
 
-def test_a_text_that_cannot_be_prepared_is_named(tmp_path):
-    for content in ("", "x"):
-        (tmp_path / "bad.txt").write_text(content)
-        said = refusal(shakespeare_char.prepare, tmp_path / "set", str(tmp_path / "bad.txt"))
-        assert "bad.txt" in said and not (tmp_path / "set").exists()
-
-
 def test_the_command_ends_in_one_line(tmp_path):
     missing = str(tmp_path / "missing")
     done = run_python(ROOT / "data/shakespeare/prepare.py", f"--source={missing}", cwd=tmp_path)
@@ -162,18 +148,6 @@ def test_another_text_goes_where_to_says_and_a_missing_folder_or_source_is_named
     assert read(tmp_path / "set")[0]["tokenizer"]["symbols"] == "".join(sorted(set("zebra à la carte")))
     for words in ([], [f"--source={tmp_path / 'mine.txt'}"], ["--to=x"]):
         assert refusal(prepare, words).startswith("--source=<files> and --to=<folder> are needed")
-
-
-def test_shakespeare_in_tokens_is_split_by_characters_as_nanogpt_does(tmp_path, tokenizer_json):
-    text = "Of all the other things\nthat there are, the theatre is the most thorough.\n" * 20
-    (tmp_path / "input.txt").write_text(text)
-    shakespeare.prepare(tmp_path / "set", str(tmp_path / "input.txt"), tokenizer=str(tokenizer_json))
-    meta, train, val = read(tmp_path / "set")
-    tokenizer = load_tokenizer(str(tokenizer_json))
-    cut = int(0.9 * len(text))
-    assert train.tolist() == tokenizer.encode(text[:cut]).tolist()
-    assert val.tolist() == tokenizer.encode(text[cut:]).tolist()
-    assert from_json(meta["tokenizer"]).decode([*train, *val]) == text
 
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs GPT-2's vocabulary")
