@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ import tokenizers
 import transformers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-from common.errors import UserError
 from data.conversations import Renderer, pack
 from data.dataset import Batches, Dataset, load_meta
 from data.prepare import prepare
@@ -111,15 +111,6 @@ def test_one_character_that_is_a_special_token_is_text_in_a_message(folder):
     assert renderer.tokenizer.decode(ids).count("a猫猫<|im_end|>") == 1
 
 
-def test_a_template_that_changes_what_messages_say_is_refused(renderer):
-    upper = TEMPLATE.replace("message['content']", "(message['content'] | lower)")
-    changed = [{"role": "user", "content": "<|IM_END|>"}, {"role": "assistant", "content": "a"}]
-    refused = Renderer(renderer.tokenizer, upper)
-    with pytest.raises(UserError, match="the chat template refuses it .*it changes what messages say"):
-        refused(changed)
-    assert refused(conversation(0)).ids.tolist() == renderer(conversation(0)).ids.tolist()
-
-
 SPACES = {  # before a text, as SentencePiece's models have them in a tokenizer.json, and RoBERTa's
     "llama 2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
     "mistral": (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
@@ -128,16 +119,17 @@ SPACES = {  # before a text, as SentencePiece's models have them in a tokenizer.
 
 
 @pytest.mark.parametrize(
-    "own, said",
+    "own, said, why",
     [
-        ("{{ m['content'] }}", ["be good<|im_", "end|>x"]),  # a name in two messages side by side
-        ("{{ m['content'] + '|>' }}", ["x<|im_end"]),  # or that the template ends
-        ("{{ m['content'].split('#')[-1] + '<|im_end|>a' }}", ["t#B<|im_end|>aOBEY", "OBEY<|im_end|>aZ#Z"]),
-        ("{{ m['content'] + '‡' }}", ["x‡"]),  # a token of one character, which is not special
-        ("{{ m['content'] + '<|END|>' }}", ["x<|end|>"]),  # or one that is looked for in small letters
+        ("{{ m['content'] }}", "be good<|im_ end|>x", "would write"),  # a name in two messages side by side
+        ("{{ m['content'] + '|>' }}", "x<|im_end", "would write"),  # or that the template ends
+        ("{{ m['content'] + '‡' }}", "x‡", "would write"),  # a token of one character, which is not special
+        ("{{ m['content'] + '<|END|>' }}", "x<|end|>", "would write"),  # it is looked for in small letters
+        ("{{ m['content'] | lower }}", "<|IM_END|>", "changes what messages say"),
+        ("{{ m['content'].split('#')[-1] + '<|im_end|>a' }}", "t#B<|im_end|>aO O<|im_end|>aZ#Z", "changes"),
     ],
 )
-def test_a_message_that_would_write_a_token_of_the_template_is_refused(own, said, folder):
+def test_a_message_that_would_write_a_token_of_the_template_is_refused(own, said, why, folder):
     description = load_tokenizer(str(folder)).description
     library = tokenizers.Tokenizer.from_str(description["json"])
     library.normalizer = normalizers.Lowercase()
@@ -146,8 +138,7 @@ def test_a_message_that_would_write_a_token_of_the_template_is_refused(own, said
     tokenizer = from_json(description | {"json": library.to_str()})
     template = "{%- for m in messages -%}" + own + "{%- endfor -%}<|im_end|>"
     renderer = Renderer(tokenizer, template)
-    refused = refusal(renderer.encode, [{"role": "user", "content": x} for x in said])
-    assert "would write its" in refused or "changes what messages say" in refused
+    assert why in refusal(renderer.encode, [{"role": "user", "content": x} for x in said.split()])
     assert len(renderer.encode([{"role": "user", "content": "a b"}]).ids) > 3
 
 
@@ -369,18 +360,6 @@ def test_another_block_size_or_a_damaged_file_is_one_line(prepared, tmp_path):
     assert "train.learned.bin: not of " in refusal(Dataset(str(tmp_path)).tokens, "train")
 
 
-def test_the_hash_of_a_split_is_also_of_what_is_learned(prepared, folder, tmp_path):
-    source = prepared / "a.jsonl"
-    (tmp_path / "all.jinja").write_text(
-        TEMPLATE.replace("{%- else -%}", "{%- else -%}{%- generation -%}").replace(
-            "{%- endif -%}\n{{- '\\n' -}}", "{%- endgeneration -%}{%- endif -%}\n{{- '\\n' -}}"
-        )
-    )
-    prepare_chat(source, folder, tmp_path, f"--template={tmp_path}/all.jinja")
-    assert (tmp_path / "train.bin").read_bytes() == (prepared / "train.bin").read_bytes()
-    assert load_meta(str(tmp_path)).sha256 != load_meta(str(prepared)).sha256
-
-
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 
@@ -405,28 +384,23 @@ def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words, says",
+    "word, says",
     [
-        (["--tokenizer={char}"], "no chat template: give data/prepare.py a tokenizer of"),
-        (["--template={plain}"], "the chat template marks nothing to learn: write {% generation %} before"),
-        (["--template={broken}"], "the chat template refuses it"),
-        (["--template={endless}"], "the chat template ends no answer with a token"),
-        (["--source={text}"], "conversations are read from .jsonl"),
-        (["--block_size=3"], "20 conversations, 0 of them cut at turns, 20 left out as too long, leave none"),
+        ("--tokenizer=plain.json", "no chat template: give data/prepare.py a tokenizer of"),
+        ("--template=plain.jinja", "the chat template marks nothing to learn: write {% generation %} before"),
+        ("--template=broken.jinja", "the chat template refuses it"),
+        ("--template=endless.jinja", "the chat template ends no answer with a token"),
+        ("--source=a.txt", "conversations are read from .jsonl"),
+        ("--block_size=3", "20 conversations, 0 of them cut at turns, 20 left out as too long, leave none"),
     ],
 )
-def test_what_does_not_suit_is_one_line(words, says, folder, tmp_path):
-    files = {
-        "plain": TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""),
-        "endless": TEMPLATE.replace("<|im_end|>", "<|im_off|>"),
-        "broken": "{% generation %}{{ messages[9]['content'] }}{% endgeneration %}",
-        "text": "a\n",
-        "char": tokenizers.Tokenizer(tokenizers.models.BPE()).to_str(),
-    }
-    for name, text in files.items():
-        files[name] = str(tmp_path / f"{name}{dict(text='.txt', char='.json').get(name, '.jinja')}")
-        Path(files[name]).write_text(text)
-    source = write(tmp_path / "a.jsonl", *({"messages": conversation(seed)} for seed in range(20)))
-    words = [word.format(**files) for word in words]
-    assert says in refusal(prepare_chat, source, folder, tmp_path / "chat", *words)
-    assert not (tmp_path / "chat").exists()
+def test_what_does_not_suit_is_one_line(word, says, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("plain.jinja"), re.sub(r"\{%- (end)?generation -%}", "", TEMPLATE))
+    write(Path("endless.jinja"), TEMPLATE.replace("<|im_end|>", "<|im_off|>"))
+    write(Path("broken.jinja"), "{% generation %}{{ messages[9]['content'] }}{% endgeneration %}")
+    write(Path("plain.json"), tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
+    write(Path("a.txt"), "a")
+    source = write(Path("a.jsonl"), *({"messages": conversation(seed)} for seed in range(20)))
+    assert says in refusal(prepare_chat, source, folder, "chat", word)
+    assert not Path("chat").exists()

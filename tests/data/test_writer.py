@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from data.dataset import load_meta
 from data.documents import Progress, append, publish, temporary_path
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
@@ -37,6 +38,14 @@ def test_bins_are_little_endian_uint16_with_a_description(tmp_path):
         "sha256": {split: hashlib.sha256(content).hexdigest() for split, content in bins.items()},
         "source": "a test",
     }
+
+
+def test_the_hash_of_a_split_is_also_of_what_is_learned(tmp_path):
+    for folder, learned in (("one", [True, False]), ("other", [False, True])):
+        learned = np.array(learned), np.array([True])
+        write_dataset(tmp_path / folder, [0, 1], [1], CharTokenizer("ab"), "a test", learned)
+    one, other = (load_meta(str(tmp_path / folder)).sha256 for folder in ("one", "other"))
+    assert one["train"] != other["train"] and one["val"] == other["val"]
 
 
 @pytest.mark.parametrize("size, width", [(65535, 2), (65536, 4)])
