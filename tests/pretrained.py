@@ -10,15 +10,17 @@ from pathlib import Path
 import tokenizers
 import torch
 from tokenizers import processors
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from data.prepare import prepare
+from tests.helpers import flags
 
 SPECIAL = ["<s>", "[END]", "[TURN]", "[PAD]"]
 START, END, TURN, PAD = range(1, 5)
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}[TURN]{% endfor %}assistant:"
-BOS = "<s> $A"
 
 
-def library_tokenizer(template: str | None = BOS) -> tokenizers.Tokenizer:
+def library_tokenizer(template: str | None = "<s> $A") -> tokenizers.Tokenizer:
     """A byte-level BPE whose post-processor is `template`."""
     symbols = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = ["<unk>", *SPECIAL, *symbols, "th", "the", "Ġthe"]
@@ -43,34 +45,25 @@ def save_tokenizer(folder: Path, library: tokenizers.Tokenizer, **config) -> Pat
     return folder
 
 
-def save_llama(folder: Path, ends=(END, TURN), **shape) -> LlamaForCausalLM:
+def save_llama(folder: Path) -> LlamaForCausalLM:
     """Save a Llama with large random weights beside the tokenizer, and return it."""
     torch.manual_seed(0)
-    shape = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "vocab_size": V} | shape
-    config = LlamaConfig(
-        **shape, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, eos_token_id=END
-    )
-    model = with_large_weights(LlamaForCausalLM(config))
-    save_tokenizer(folder, library_tokenizer())
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ends)}))
-    return model
-
-
-def save_gpt2(folder: Path, vocab_size: int = 50257) -> GPT2LMHeadModel:
-    """Save a GPT-2 of OpenAI's vocabulary size, but with the tokenizer above."""
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=vocab_size, n_positions=32, n_embd=16, n_layer=1, n_head=2, eos_token_id=END
-    )
-    model = with_large_weights(GPT2LMHeadModel(config))
-    library_tokenizer(None).save(str(folder / "tokenizer.json"))
-    model.save_pretrained(folder)
-    return model
-
-
-def with_large_weights(model: torch.nn.Module) -> torch.nn.Module:
+    shape = dict(num_hidden_layers=2, hidden_size=32, intermediate_size=64, vocab_size=V)
+    shape |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+    config = LlamaConfig(**shape, eos_token_id=END)
+    model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
-    return model.eval()
+    save_tokenizer(folder, library_tokenizer())
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [END, TURN]}))
+    return model
+
+
+def prepare_texts(folder: Path, tokenizer: Path, texts: list[str]) -> Path:
+    """Prepare a data set of these documents below `folder`, and return where it is."""
+    source, to = folder / "source.jsonl", folder / "set"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    prepare(flags(dict(source=source, to=to, tokenizer=tokenizer, val_fraction=0.4, num_proc=1)))
+    return to

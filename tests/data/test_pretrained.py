@@ -3,30 +3,17 @@
 import json
 import os
 
-import numpy as np
 import pytest
 import tokenizers
 from transformers import AutoTokenizer
 
 from common.errors import UserError
-from data.dataset import load_meta
-from data.prepare import prepare
+from data.dataset import Dataset, load_meta
 from data.tokenizer import document_start, end_of_text, end_tokens, from_json, read_tokenizer, same_tokens
 from data.writer import load_tokenizer
 from hub.export import write_tokenizer
-from tests.helpers import flags, refusal, run_python
-from tests.pretrained import (
-    BOS,
-    END,
-    PAD,
-    START,
-    TEMPLATE,
-    TURN,
-    V,
-    library_tokenizer,
-    save_llama,
-    save_tokenizer,
-)
+from tests.helpers import refusal, run_python
+from tests.pretrained import END, START, TURN, V, library_tokenizer, prepare_texts, save_llama, save_tokenizer
 
 TEXT = "the other wörld <s>[TURN] €\n\n"
 DOCUMENTS = ["the story " * 400, "the", "a b"]
@@ -40,11 +27,8 @@ def folder(tmp_path):
 
 def prepared(folder, tokenizer, documents=DOCUMENTS):
     """The tokens that data/prepare.py writes, of both splits."""
-    source = folder / "source.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    prepare(flags(dict(source=source, to=folder / "set", tokenizer=tokenizer, num_proc=1, val_fraction=0.4)))
-    dtype = load_meta(str(folder / "set")).dtype
-    return [np.fromfile(folder / "set" / f"{split}.bin", dtype).tolist() for split in ("train", "val")]
+    found = Dataset(str(prepare_texts(folder, tokenizer, documents)))
+    return [found.tokens(split).ids.tolist() for split in ("train", "val")]
 
 
 def test_a_prompt_is_that_of_transformers(folder):
@@ -75,7 +59,7 @@ def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(tmp_path):
     long, short = (library.encode(text, add_special_tokens=False).ids for text in (DOCUMENTS[0], "the"))
     assert len(short) < 64 < len(long)
     library.enable_truncation(64)
-    library.enable_padding(length=64, pad_token="[PAD]", pad_id=PAD)
+    library.enable_padding(length=64)
     library.save(path := str(tmp_path / "cutting.json"))
     from_run = from_json({"type": "tokenizers", "json": library.to_str()})  # as earlier versions kept it
     for tokenizer in (load_tokenizer(path), from_run):
@@ -83,7 +67,7 @@ def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(tmp_path):
     assert tokenizer.vocab_size == V
 
 
-@pytest.mark.parametrize("template", [BOS, None, "<s> $A [END]"])
+@pytest.mark.parametrize("template", ["<s> $A", None, "<s> $A [END]"])
 def test_a_document_is_as_the_tokenizer_encodes_it_with_its_end_last(tmp_path, template):
     save_tokenizer(tmp_path, library_tokenizer(template))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -112,11 +96,11 @@ def test_a_vocabulary_with_its_merges_is_enough(tmp_path):
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
 def test_openais_own_is_read_by_tiktoken(tmp_path):
     write_tokenizer(tmp_path, {"type": "tiktoken", "name": "gpt2"}, 1024)
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    (tmp_path / "chat_template.jinja").write_text(template := "{{ messages }}")
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [198, 50256]}))
     description = read_tokenizer(tmp_path)
     assert same_tokens(description, {"type": "tiktoken", "name": "gpt2"})
-    assert end_tokens(description) == [50256, 198] and description["uses"]["chat_template"] == TEMPLATE
+    assert end_tokens(description) == [50256, 198] and description["uses"]["chat_template"] == template
 
 
 def test_a_text_that_cannot_be_encoded_is_one_line_and_a_document_is_left_out(tmp_path, capfd):

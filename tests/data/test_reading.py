@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.errors import UserError
 from data import dataset as dataset_module
 from data.dataset import NANOGPT, Batches, Dataset, Meta, dataset_dir, load_meta, prepare_if_missing
 from data.tokenizer import CharTokenizer
@@ -129,28 +128,14 @@ def test_ids_are_checked_as_they_are_drawn(dataset):
     """A large file is not read when it is opened, and it may change after that."""
     meta = json.loads((dataset / "meta.json").read_text())
     (dataset / "meta.json").write_text(json.dumps(meta | {"vocab_size": 60}))
-    draw = batches(dataset, batch_size=1, sampling="epoch")
-    outcomes = []
-    for i in range(12):
-        try:
-            outcomes.append(int(draw(i)[1].max()))
-        except UserError as error:
-            assert str(error).startswith(f"{dataset / 'train.bin'}: token id ")
-    assert sorted(outcomes) == [8, 16, 24, 32, 40, 48, 56]
-    assert "does not fit vocab_size 60" in refusal(lambda: list(draw.every_window()))
+    draw = batches(dataset, batch_size=50)
+    for read in (lambda: draw(0), lambda: list(draw.every_window())):
+        assert refusal(read).startswith(f"{dataset / 'train.bin'}: token id ")
 
 
 def test_a_split_shorter_than_a_window_is_refused(dataset):
     batches(dataset, block_size=102)
     assert "fewer than block_size + 1 = 104" in refusal(batches, dataset, block_size=103)
-
-
-def test_meta_says_what_was_written(dataset):
-    meta = load_meta(str(dataset))
-    char = {"type": "char", "symbols": SYMBOLS}
-    sha256 = json.loads((dataset / "meta.json").read_text())["sha256"]  # right: test_writer.py
-    assert meta == Meta(1000, char, "uint16", {"train": 103, "val": 50}, sha256)
-    assert load_meta(str(dataset), vocab_size=7) == meta  # which knows better than a padded model
 
 
 def test_bins_without_meta_are_nanogpts(tmp_path, capsys):
@@ -175,7 +160,7 @@ def test_without_meta_the_models_vocab_size_counts(tmp_path, vocab_size, dataset
     np.testing.assert_array_equal(tokens.read([0], len(ids)), [ids])
     too_small = Dataset(str(tmp_path), vocab_size - 1).tokens("train")
     assert f"does not fit vocab_size {vocab_size - 1}" in refusal(too_small.read, [0], len(ids))
-    assert Dataset(str(dataset), vocab_size).meta.vocab_size == 1000  # which its meta.json says
+    assert load_meta(str(dataset), vocab_size) == load_meta(str(dataset))  # its meta.json knows better
 
 
 @pytest.mark.parametrize("kind", ["uint8", "uint32", "uint64"])

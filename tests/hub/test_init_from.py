@@ -10,11 +10,13 @@ from transformers import AutoTokenizer
 import evaluate
 import sample
 import train
-from data.prepare import prepare
 from model import GPTConfig
 from tests.helpers import flags, refusal
-from tests.pretrained import END, START, library_tokenizer, save_gpt2, save_llama, save_tokenizer
+from tests.pretrained import END, START, library_tokenizer, prepare_texts, save_llama, save_tokenizer
 from tests.reference import gpt2, random_reference
+
+SMALL = dict(block_size=16, n_layer=1, n_head=1, n_embd=8, mlp="gelu", bias=True)
+TEXTS = [f"the story of {i}: €\n" + "and the other\n" * (i % 5) for i in range(60)]  # documents
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,6 @@ def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, 
         (dict(n_layer=4), "n_layer=4, but {folder} has n_layer=3: leave it out, in a config too"),
         (dict(mup_base_width=4), "mup_base_width=4, but {folder} has mup_base_width=0: leave it out"),
         (dict(block_size=17), "block_size=17, but {folder} has block_size=16: leave it out"),
-        (dict(init_from="nowhere"), "init_from=nowhere: there is no such folder"),
     ],
 )
 def test_what_contradicts_the_weights_is_refused(command_line, folder, tmp_path, changes, says):
@@ -66,8 +67,7 @@ def test_what_contradicts_the_weights_is_refused(command_line, folder, tmp_path,
 
 
 def test_data_with_more_tokens_than_the_model_knows_are_refused(command_line, tmp_path):
-    shape = dict(block_size=16, n_layer=1, n_head=1, n_embd=8, mlp="gelu", bias=True)
-    gpt2(GPTConfig(vocab_size=27, **shape)).save_pretrained(tmp_path / "small")
+    gpt2(GPTConfig(vocab_size=27, **SMALL)).save_pretrained(tmp_path / "small")
     text = refusal(train.main, command_line(tmp_path / "out", init_from=tmp_path / "small"))
     assert "has a vocabulary of 28 tokens, and the model one of 27" in text
 
@@ -93,21 +93,14 @@ def test_sample_does_not_go_on_after_an_end_that_the_tokenizer_puts(tmp_path, ca
     assert "'<s>'" in logprobs and "[END]" not in logprobs
 
 
-def prepare_documents(folder, tokenizer, n=60):
-    """Prepare documents that differ; return the folder of the data set and the bytes of each document."""
-    texts = [f"the story of {i}: €\n" + "and the other\n" * (i % 5) for i in range(n)]
-    source, to = folder / "source.jsonl", folder / "documents"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    prepare(flags(dict(source=source, to=to, tokenizer=tokenizer, val_fraction=0.3, num_proc=1)))
-    return to, texts
-
-
 def test_data_of_a_gpt2s_own_tokenizer_is_known_to_it(tmp_path, capsys):
     """A GPT-2 of OpenAI's vocabulary size, and another's tokens."""
-    (tmp_path / "german").mkdir()
-    save_gpt2(tmp_path / "german")
-    data, _ = prepare_documents(tmp_path, tmp_path / "german" / "tokenizer.json")
-    words = [f"--init_from={tmp_path / 'german'}", f"--dataset={data}", "--device=cpu"]
+    model = gpt2(GPTConfig(vocab_size=50257, **SMALL))
+    model.config.eos_token_id = END
+    model.save_pretrained(german := tmp_path / "german")
+    library_tokenizer(None).save(str(german / "tokenizer.json"))
+    data = prepare_texts(tmp_path, german / "tokenizer.json", TEXTS)
+    words = [f"--init_from={german}", f"--dataset={data}", "--device=cpu"]
     options = dict(eval_only=True, mesh="data:1", batch_size=2, gradient_accumulation_steps=1, eval_iters=1)
     train.main(words + flags(options))
     assert "not known to have learned" not in capsys.readouterr().err
@@ -118,7 +111,7 @@ def test_data_of_a_gpt2s_own_tokenizer_is_known_to_it(tmp_path, capsys):
 @pytest.mark.slow
 def test_the_token_that_begins_documents_has_no_bytes_and_may_be_left_out(tmp_path):
     save_llama(tmp_path / "llama")
-    data, texts = prepare_documents(tmp_path, tmp_path / "llama")
+    data = prepare_texts(tmp_path, tmp_path / "llama", TEXTS)
 
     def evaluated(**more):
         options = dict(init_from=tmp_path / "llama", dataset=data, device="cpu", mesh="data:1")
@@ -129,7 +122,7 @@ def test_the_token_that_begins_documents_has_no_bytes_and_may_be_left_out(tmp_pa
     ids = np.fromfile(data / "val.bin", "<u2").tolist()
     starts = [i for i, token in enumerate(ids) if token == START]
     rows = [ids[i:j] for i, j in zip(starts, [*starts[1:], None], strict=True)]
-    encoded = {(*library_tokenizer().encode(text).ids, END): text for text in texts}
+    encoded = {(*library_tokenizer().encode(text).ids, END): text for text in TEXTS}
     assert result["bytes"] == sum(len(encoded[tuple(row)].encode()) for row in rows)
     assert result["tokens"] == without["tokens"] + len(starts)
     assert result["bytes"] == without["bytes"] + len("the")  # the first token now, which is not predicted
