@@ -109,20 +109,6 @@ def test_values_on_the_command_line(words, name, value):
     assert type(getattr(options, name)) is type(value)
 
 
-def test_a_config_file_is_python_with_names_of_its_own_as_nanogpts_are(config, capsys):
-    path = config(
-        "# a big run\nimport time\nn_gpus = 8\nuse_flash = True\nbatchsize = 4\nsizes = {'small': 3}\n"
-        "run_name = 'ft-' + str(time.time())\nwandb_run_name = f'{run_name}-{n_gpus}'\n"
-        "gradient_accumulation_steps = 5 * n_gpus\nn_layer = sizes['small']\n"
-        "def per_step(n): return n\nclass Unused: pass\nmax_iters = per_step(7)\nlr_decay_iters = max_iters\n"
-    )
-    options = parse_options([path])
-    assert options.wandb_run_name.startswith("ft-") and options.wandb_run_name.endswith("-8")
-    expected = dict(gradient_accumulation_steps=40, n_layer=3, max_iters=7, lr_decay_iters=7)
-    assert options == replace(Options(), wandb_run_name=options.wandb_run_name, **expected)
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     "line, name, value",
     [
@@ -135,12 +121,17 @@ def test_a_config_file_is_python_with_names_of_its_own_as_nanogpts_are(config, c
         ("def half(): return n_layer // 2\nn_layer = half()", "n_layer", 6),
         ("bias = 1", "bias", True),
         ("if __name__ == '__main__':\n    batch_size = 3", "batch_size", 3),
+        ("# of its own\nimport time\nn_gpus = 8\nbatchsize = 4\nn_layer = 3 * n_gpus", "n_layer", 24),
+        ("sizes = {'small': 3}\nclass Unused: pass\nn_layer = sizes['small']", "n_layer", 3),
     ],
 )
-def test_a_config_file_reads_the_defaults_and_what_nanogpts_train_py_imports(line, name, value, config):
+def test_a_config_file_is_python_with_names_of_its_own_and_those_of_nanogpts_train_py(
+    line, name, value, config, capsys
+):
     options = parse_options([config(line + "\n")])
     assert options == replace(Options(), **{name: value})
     assert type(getattr(options, name)) is type(value)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_config_file_sets_what_it_assigns_and_not_what_it_reads(run, config):
