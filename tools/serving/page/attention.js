@@ -4,7 +4,6 @@
 import { post } from "./api.js";
 import { arrows, button, byId, code, el, percent, ranked } from "./dom.js";
 import { asked, attention } from "./looked.js";
-import { cellAt, paint } from "./matrix.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, choose, head, model, read, text, view } from "./store.js";
 
@@ -42,7 +41,13 @@ arrows(grid, (right, down) => {
   return grid.querySelector("[aria-pressed=true]").focus();
 });
 
-const where = (event) => attention.peek() && cellAt(matrix, event, attention.peek().T);
+/** The cell of the matrix that an event is at: [t, s]. @returns {[number, number]} */
+function where({ clientX, clientY }) {
+  const { left, top, width, height } = matrix.getBoundingClientRect(), T = attention.peek()?.T;
+  const cell = (share) => Math.max(0, Math.min(T - 1, Math.floor(share * T)));
+  return T ? [cell((clientY - top) / height), cell((clientX - left) / width)] : null;
+}
+
 matrix.addEventListener("click", (event) => attention.peek() && pick(...where(event)));
 matrix.addEventListener("pointermove", (event) => { over.value = where(event); });
 matrix.addEventListener("pointerleave", () => { over.value = null; });
@@ -137,8 +142,9 @@ function tell() {
 function arithmetic({ query, key, value, scores, weights, output, to: { layer, head, reader, read, start } }) {
   const name = (i) => code(text.peek().tokens[start + i]?.text), C = query.length;
   const products = query.map((x, i) => x * key[i]), sum = products.reduce((a, b) => a + b, 0);
-  const most = Math.max(...scores), share = Math.exp(scores[read] - most);
-  const whole = scores.reduce((total, x, s) => (weights[s] ? total + Math.exp(x - most) : total), 0);
+  const seen = scores.map((x, s) => (weights[s] ? x : -Infinity)), allowed = weights.filter(Boolean).length;
+  const most = Math.max(...seen), share = Math.exp(seen[read] - most);
+  const whole = seen.reduce((total, x) => total + Math.exp(x - most), 0);
   const turned = model.peek().config.position === "rope" ? ", both turned by their positions" : "";
   return [
     el("h3", {}, `The arithmetic of a cell: ${headName(layer, head)}`),
@@ -147,8 +153,8 @@ function arithmetic({ query, key, value, scores, weights, output, to: { layer, h
       ...row(["key of ", name(read), ": what it offers"], numbers(key)),
       ...row([`their products${turned}`], numbers(products)),
       ...row(["score"], `their sum ${round(sum)}, divided by √${C}, is ${round(sum / Math.sqrt(C))}`),
-      ...row(["mask"], `the ${reader + 1} tokens up to `, name(reader), " may be attended to; later ones count as −∞"),
-      ...row(["softmax"], `e^(${round(scores[read])} − ${round(most)}), divided by the sum of all, ${round(whole)}: `,
+      ...row(["mask"], `the ${allowed} tokens up to `, name(reader), " may be seen; others count as −∞"),
+      ...row(["softmax"], `e^(${round(seen[read])} − ${round(most)}), divided by the sum, ${round(whole)}: `,
         `${round(share)} / ${round(whole)} = ${percent(weights[read])}`),
       ...row(["value of ", name(read), ": what it passes on"], numbers(value)),
       ...row([`${percent(weights[read])} of it`], numbers(value.map((x) => x * weights[read]), value)),
@@ -168,4 +174,25 @@ function numbers(values, scale = values) {
   return el("span", { class: "vector" }, picture, el("span", { class: "faint" }, `${low} … ${high}`));
 }
 
-const round = (x) => Number(x.toPrecision(3)).toString().replace("-", "−");
+const round = (x) => Number(x.toPrecision(3)).toString().replace("-", "−").replace("Infinity", "∞");
+
+/** Paint rows of numbers from -1 to 1, a pixel each: the larger, the more of a colour, another one below 0.
+ * @param {HTMLCanvasElement} element @param {number} width @param {number[][]} rows */
+function paint(element, width, rows) {
+  element.width = width;
+  element.height = rows.length;
+  const context = element.getContext("2d"), image = context.createImageData(width, rows.length);
+  const [above, below] = [colour(element, "--accent"), colour(element, "--bad")];
+  for (const [y, row] of rows.entries()) {
+    row.forEach((value, x) => {
+      image.data.set([...(value < 0 ? below : above), Math.round(255 * Math.abs(value))], 4 * (y * width + x));
+    });
+  }
+  context.putImageData(image, 0, 0);
+}
+
+/** A colour of style.css as numbers. */
+function colour(element, name) {
+  const hex = getComputedStyle(element).getPropertyValue(name).trim();
+  return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+}
