@@ -33,8 +33,8 @@ export function asked(question, ask) {
       tell(await ask(wanted, signal, tell));
     } catch (problem) {
       if (signal.aborted) return;
-      error.value = problem.message;
       last = ""; // the same may be asked again
+      if (problem.name !== "AbortError") error.value = problem.message;
     }
   }
 
@@ -64,10 +64,10 @@ export function question(name) {
 /** Answers about the text that is shown. */
 const known = derived(() => /** @type {Map<string, Promise<Places>>} */ (ids.value && new Map()));
 
-/** @param {ReturnType<typeof question>} wanted @returns {Promise<Places>} */
-export function placesOf({ start, ...wanted }) {
+/** @param {ReturnType<typeof question>} wanted @param {AbortSignal} [signal] @returns {Promise<Places>} */
+export function placesOf({ start, ...wanted }, signal) {
   const answers = known.peek(), key = JSON.stringify(wanted);
-  const answer = answers.get(key) ?? post("inside/places", wanted);
+  const answer = answers.get(key) ?? post("inside/places", wanted, signal);
   answers.set(key, answer);
   answer.catch(() => answers.delete(key));
   return answer;
