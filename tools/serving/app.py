@@ -60,8 +60,8 @@ api = APIRouter()
 async def health(served: Here) -> JSONResponse:
     """Whether the server computes; how many requests run, or wait."""
     worker = served.worker
-    told = {"status": worker.status, "version": worker.version, "slots": worker.slots}
-    told |= {"running": len(worker.running), "pending": len(worker.pending)}
+    told = {"status": worker.status, "version": worker.version, "loaded": served.loaded}
+    told |= {"slots": worker.slots, "running": len(worker.running), "pending": len(worker.pending)}
     ready = worker.works and worker.compiled >= FIRST  # it can give a first answer
     return JSONResponse(told, 200 if ready else 503)
 

@@ -50,11 +50,8 @@ function keep() {
   }
 }
 
-/** The text that this tab had before a reload. @returns {Kept | null} */
-export function mine() {
-  const kept = JSON.parse(localStorage.getItem(PREFIX + sessionStorage.getItem(MINE)) ?? "null");
-  return kept?.model === model.peek().name ? kept : null;
-}
+/** The text that this tab had before a reload, maybe with another model. @returns {Kept | null} */
+export const mine = () => JSON.parse(localStorage.getItem(PREFIX + sessionStorage.getItem(MINE)) ?? "null");
 
 /** Show a text that is kept. @param {Kept} kept */
 export function open(kept, name = sessionStorage.getItem(MINE)) {

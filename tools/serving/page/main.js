@@ -14,6 +14,7 @@ import { area, editing, present } from "./textcard.js";
 import { say } from "./writing.js";
 
 const EVERY = 1000; // milliseconds between looks at what is served
+let served = ""; // the checkpoint, and since when
 
 const tabs = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
 
@@ -55,8 +56,10 @@ async function open(wanted) {
 async function start() {
   model.value = await get("inside/model").catch((error) => { byId("model").textContent = error.message; });
   if (!model.value) return;
-  const wanted = fromHash(location.hash), before = kept.mine();
+  const wanted = fromHash(location.hash), found = kept.mine();
   if (area.value) return; // somebody types already
+  const before = found?.model === model.value.name ? found : null;
+  if (found && !before && history.state?.ours) wanted.ids = []; // of another model, served here before
   if (before && (history.state?.ours || !wanted.ids.length)) kept.open(before);
   else if (wanted.ids.length) await open(wanted);
   else { // a part of the validation text; without one an empty field
@@ -77,13 +80,18 @@ effect(() => {
     `${name}, ${version} · ${short(count(parameters))} parameters · ${config.n_layer} layers of ${config.n_head} heads`;
 });
 
-/** Say how far the server is, and notice a newer checkpoint. */
+/** Say how far the server is, and notice a newer checkpoint, or another model after a new start. */
 async function watch() {
   try {
-    const { status, version } = await health();
+    const { status, version, loaded } = await health(), now = `${version} ${loaded}`;
     byId("status").textContent = status === "ok" ? "" : `· ${status}`;
-    if (!model.peek() && version) await start().catch((error) => say(error.message, true));
-    else if (model.peek() && version && version !== model.peek().version) model.value = await get("inside/model");
+    if (version && !model.peek()) await start().catch((error) => say(error.message, true));
+    else if (version && now !== served) {
+      const found = await get("inside/model");
+      if (found.name !== model.peek().name) return location.reload(); // its tokens are other texts
+      model.value = found;
+    }
+    if (version) served = now;
   } catch {
     byId("status").textContent = "· the server does not answer";
   }
