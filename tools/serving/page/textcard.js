@@ -56,7 +56,7 @@ effect(() => {
 
 listen(edit);
 clicks(byId("go"), () => (writing.peek() ? writing.peek().abort() : go()));
-clicks(byId("again"), again);
+clicks(byId("again"), () => valid() && again());
 clicks(byId("undo"), takeBack);
 clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
@@ -76,7 +76,7 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "Escape" && writing.peek()) writing.peek().abort();
   else if (event.key === "Escape" && target === area && area.value) settle();
   else if (command && !field && pressed === "z" && !event.shiftKey) takeBack();
-  else if (command && !field && (pressed === "y" || pressed === "z")) undo(future, past);
+  else if (command && !field && (pressed === "y" || pressed === "z")) byId("redo").click();
   else if (target === document.body && event.key.length === 1 && event.key !== " " && !command && !event.altKey) {
     edit(); // and there the key arrives
     if (text.peek().example) area.select();
@@ -117,9 +117,10 @@ export async function settle() {
     say("Type the beginning of a text first.");
     return false;
   }
-  const same = typed === spelled(tokens);
+  const same = typed === spelled(tokens).replace(/\r\n?/g, "\n"); // as the field has it
   const next = same ? tokens : merged(tokens, (await post("inside/tokens", { text: typed })).tokens);
   if (!editing.peek()) return true; // a second press, as of Undo, finds the first done
+  if (area.value !== typed) return settle(); // more was typed meanwhile
   batch(() => {
     editing.value = false;
     if (!same) change({ tokens: next, from: next.length, by, drawn });
@@ -148,11 +149,12 @@ async function go() {
 }
 
 async function takeBack() {
-  if (editing.peek() && area.value) await settle(); // so that what was typed can be had again
-  else {
+  if (editing.peek() && !area.value) { // emptying the field is what is taken back
     restore();
-    if (text.peek().tokens.length) editing.value = false;
+    editing.value = false;
+  } else {
+    await settle(); // so that what was typed can be had again
+    undo();
   }
-  undo();
   if (!text.peek().tokens.length) edit();
 }
