@@ -24,7 +24,11 @@ export function answer(tokens, tints, whole, pressed) {
   });
   const press = ({ target }) => spans.includes(target) && pressed?.(spans.indexOf(target), target);
   box.addEventListener("click", press);
-  box.addEventListener("keydown", (event) => event.key === "Enter" && press(event));
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault(); // a space would scroll
+    press(event);
+  });
   arrows(box, (right, _, target) => right !== 0 && spans[spans.indexOf(target) + right]?.focus());
   const into = (name, label) => button({ class: "plain faint", title: "from the chosen token", onclick: async () => {
     view.value = name; // where it is told if that fails

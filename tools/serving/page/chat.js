@@ -9,7 +9,7 @@ import { effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
 import { idsOf, model, spelled } from "./store.js";
 import { surprise } from "./tokens.js";
-import { nextSeed, streamed } from "./writing.js";
+import { nextSeed, picked, streamed } from "./writing.js";
 
 /** @typedef {{role: "system" | "user" | "assistant", content: string, tokens?: import("./store.js").Token[],
  * by?: string, drawn?: import("./store.js").Settings, beside?: {name: string, tokens: import("./store.js").Token[]}}} Turn
@@ -83,13 +83,14 @@ effect(() => {
     ...others.map(({ name }) => el("option", { value: name }, title(name))));
   another.value = others.some(({ name }) => name === before) ? before : "";
 });
-another.addEventListener("change", () => compare().catch((error) => tell(error.message, true)));
+another.addEventListener("change", () => compare().then(() => tell("")));
+addEventListener("unhandledrejection", ({ reason }) => tell(reason.message, true));
 
 clicks(byId("send"), () => (answering.peek() ? answering.peek().abort() : send()));
 clicks(byId("reanswer"), () => {
+  if (!valid()) return;
   nextSeed();
-  turns.value = turns.peek().slice(0, turns.peek().findLastIndex(({ role }) => role === "user") + 1);
-  reply();
+  reply(turns.peek().slice(0, turns.peek().findLastIndex(({ role }) => role === "user") + 1));
 });
 clicks(byId("anew"), () => {
   fill(null);
@@ -126,42 +127,38 @@ async function send() {
   const { role } = turns.peek()[edited.peek()] ?? { role: "user" };
   fill(null);
   turns.value = [...before, { role, content }];
-  if (role === "user") await reply();
+  if (role === "user") await reply(turns.peek());
 }
 
 /** What turn i was, or is, answered after: its tokens, and how many messages no longer fit. */
 const promptOf = (i) => post("inside/chat",
   { messages: turns.peek().slice(0, i).map(({ role, content }) => ({ role, content })) });
 
-/** Have the model answer, or go on with an answer. @param {Turn} said */
-async function reply(said = { role: "assistant", content: "", tokens: [] }) {
-  const before = turns.peek(), asked = promptOf();
+/** Have the model answer some turns, or go on with an answer. @param {Turn[]} before @param {Turn} said */
+async function reply(before, said = { role: "assistant", content: "", tokens: [] }) {
+  const asked = promptOf(before.length);
   tell("answering …");
-  try {
-    const prompt = asked.then(({ tokens }) => idsOf([...tokens, ...said.tokens]));
-    const told = await streamed(prompt, answering, (more, about) => {
-      const tokens = [...said.tokens, ...more];
-      said = { ...said, ...about, tokens, content: spelled(tokens) };
-      turns.value = [...before, said];
-    });
-    const { messages_left_out: leftOut } = await asked;
-    tell(leftOut ? `${told}. The first ${leftOut} messages no longer fit: the model has not read them.` : told);
-    await compare();
-  } catch (error) {
-    tell(error.message, true);
-  }
+  const prompt = asked.then(({ tokens }) => idsOf([...tokens, ...said.tokens]));
+  const told = await streamed(prompt, answering, (more, about) => {
+    const tokens = [...said.tokens, ...more];
+    said = { ...said, ...about, tokens, content: spelled(tokens) };
+    turns.value = [...before, said]; // until now a former answer is there
+  });
+  const { messages_left_out: leftOut } = await asked;
+  await compare();
+  tell(leftOut ? `${told}. The first ${leftOut} messages no longer fit: the model has not read them.` : told);
 }
 
 /** Have the other checkpoint answer what was answered last, by the same settings. */
 async function compare() {
-  const i = turns.peek().length - 1, said = turns.peek()[i], name = another.value, told = byId("chat-told").textContent;
+  const i = turns.peek().length - 1, said = turns.peek()[i], name = another.value;
   if (!name || !said?.tokens || answering.peek() || said.beside?.name === name) return;
   tell(`${title(name)}: answering …`);
   const text = idsOf((await promptOf(i)).tokens);
   const { tokens, probabilities } = await post("inside/continuation", { text, checkpoint: name, ...said.drawn });
+  if (another.value !== name) return; // the reader has chosen another one meanwhile
   const answered = tokens.map((token, n) => ({ ...token, probability: probabilities[n] }));
   turns.value = turns.peek().map((turn) => (turn === said ? { ...said, beside: { name, tokens: answered } } : turn));
-  tell(told);
 }
 
 /** Show what else could have stood as token n of turn i, to answer from there on. */
@@ -172,21 +169,21 @@ async function look(i, n, span) {
   const asked = { text: all.slice(start), prompt: Math.max(0, prompt.length - start), temperature, top_k, top_p };
   const { places, names } = await post("inside/places", asked);
   const place = places[prompt.length - start + n];
-  if (place) alternatives(span, place, names, tokens[n],
-    (token) => branch(i, [...tokens.slice(0, n), { ...token, picked: true }]));
+  if (place) alternatives(span, place, names, tokens[n], (token) => branch(i, n, token));
 }
 
-/** Answer turn i from other tokens on, of which the last may end it. */
-async function branch(i, tokens) {
+/** Answer turn i with another token n, and go on from there unless that ends it. */
+async function branch(i, n, token) {
   if (answering.peek() || !valid()) return;
-  const ends = model.peek().marks.ends.includes(tokens.at(-1).id), begun = ends ? tokens.slice(0, -1) : tokens;
-  const said = { ...turns.peek()[i], beside: undefined, tokens: begun, content: spelled(begun) };
-  turns.value = turns.peek().slice(0, i);
-  if (ends) turns.value = [...turns.peek(), said];
-  else await reply(said);
+  const before = turns.peek().slice(0, i), turn = turns.peek()[i], begun = turn.tokens.slice(0, n);
+  const ends = model.peek().marks.ends.includes(token.id);
+  const tokens = ends ? begun : [...begun, await picked(token, begun)];
+  const said = { ...turn, beside: undefined, tokens, content: spelled(tokens) };
+  if (ends) turns.value = [...before, said];
+  else await reply(before, said);
 }
 
-/** @param {Turn} turn @param {number} i */
+/** @param {Turn} turn */
 function drawn({ role, content, tokens, by, drawn, beside }, i) {
   const whole = async () => {
     const { tokens: prompt } = await promptOf(i);

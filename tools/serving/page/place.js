@@ -4,8 +4,10 @@
 import { arrows, bars, bits, button, byId, code, el, percent } from "./dom.js";
 import { looking, placeAt, places, pointed } from "./looked.js";
 import { effect } from "./reactive.js";
+import { valid } from "./settings.js";
 import { at, choose, learned, model, text, writing } from "./store.js";
 import { settle } from "./textcard.js";
+import { focus } from "./tokens.js";
 import { branch } from "./writing.js";
 
 const panel = byId("place");
@@ -31,12 +33,8 @@ for (const place of [panel, byId("alternatives")]) {
   });
 }
 
-/** Return the focus to the text. */
-function back() {
-  /** @type {HTMLElement} */ (document.querySelector("#tokens .chosen"))?.focus({ preventScroll: true });
-}
+const back = () => focus(at.peek()); // to the text
 
-/** @param {number} i */
 function content(i) {
   const { tokens } = text.value, token = tokens[i], place = placeAt(i); // no token stands after the last
   const where = token && ` token ${i + 1} of ${tokens.length}`;
@@ -56,7 +54,7 @@ function content(i) {
   return [title, el("p", { class: "what" }, head), ...choices(place, places.value.names, token, async (chosen) => {
     pointed.value = null;
     back();
-    if (!await settle()) return;
+    if (!valid() || !await settle()) return;
     choose(i);
     branch(i, chosen);
   })];

@@ -44,7 +44,7 @@ export function listen(edit) {
       pointed.value = null; // the panel follows the keys, wherever the pointer rests
       const to = { ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: spans.length - 1 }[event.key];
       if (to !== undefined) focus(to);
-      else if (event.key === "Enter" || event.key === "ArrowDown") enter();
+      else if (["Enter", " ", "ArrowDown"].includes(event.key)) enter();
       else if (event.key === "e") edit(i);
       else return;
       event.preventDefault();
@@ -68,7 +68,6 @@ export function show(tokens, growing) {
   if (focused && !box.contains(document.activeElement)) focus(current);
 }
 
-/** @param {number} i */
 export function focus(i) {
   const span = spans[Math.max(0, Math.min(spans.length - 1, i))];
   span?.focus({ preventScroll: true });
@@ -84,7 +83,6 @@ export function mark(at, tints) {
   }
 }
 
-/** @param {HTMLElement} span @param {Token} token @param {Tint} tint @param {boolean} chosen */
 export function look(span, token, tint, chosen) {
   const name = token === NEXT ? "what comes next" : `token ${visible(token.text)}`;
   span.classList.toggle("chosen", chosen);
@@ -95,7 +93,6 @@ export function look(span, token, tint, chosen) {
   span.ariaLabel = tint?.said ? `${name}, ${tint.said}` : name;
 }
 
-/** @param {Token} token */
 export function span({ id, text, mine, picked }) {
   const special = model.peek()?.marks.special.includes(id);
   const kinds = { token: true, mine, picked, special, newline: text.includes("\n"), next: id === NEXT.id };

@@ -1,6 +1,6 @@
 // Writing: the model goes on with the shared text, from its end or from another token at the chosen place.
 
-import { stream } from "./api.js";
+import { post, stream } from "./api.js";
 import { short } from "./dom.js";
 import { batch, state } from "./reactive.js";
 import { change, idsOf, model, settings, text, writing } from "./store.js";
@@ -9,10 +9,7 @@ import { change, idsOf, model, settings, text, writing } from "./store.js";
 
 export const said = state({ text: "", bad: false }); // what goes on
 
-/** @param {string} text */
-export function say(text, bad = false) {
-  said.value = { text, bad };
-}
+export const say = (text = "", bad = false) => { said.value = { text, bad }; };
 
 addEventListener("unhandledrejection", (event) => {
   event.preventDefault();
@@ -39,17 +36,24 @@ export function nextSeed() {
 
 /** Put another token at a place, and go on from there. @param {number} i @param {Token} token */
 export async function branch(i, token) {
-  await goOn({ tokens: [...text.peek().tokens.slice(0, i), { ...token, picked: true }], from: i + 1 });
+  const begun = text.peek().tokens.slice(0, i);
+  await goOn({ tokens: [...begun, await picked(token, begun)], from: i + 1 });
 }
 
-/** @param {import("./store.js").Text} begun */
+/** A token of the panel, which spells the bytes of a part of a character: after others it may complete that.
+ * @param {Token} token @param {Token[]} begun @returns {Promise<Token>} */
+export async function picked(token, begun) {
+  if (!token.text.startsWith("bytes:")) return { ...token, picked: true };
+  const { tokens } = await post("inside/tokens", { text: idsOf([...begun, token]).slice(-8) });
+  return { ...token, text: tokens.at(-1).text.replace("\ufffd", ""), picked: true };
+}
+
 async function goOn(begun) {
   if (writing.peek()) return;
-  const prompt = idsOf(begun.tokens).slice(-model.peek().config.block_size); // the API takes no more
   say("writing …");
   const made = batch(() => {
     change(begun);
-    return streamed(prompt, writing, (more, about) => {
+    return streamed(idsOf(begun.tokens), writing, (more, about) => {
       const { tokens, from } = text.peek();
       text.value = { tokens: [...tokens, ...more], from, ...about };
     });
@@ -57,8 +61,8 @@ async function goOn(begun) {
   say(await made);
 }
 
-/** Have the API go on with token ids by the settings. `take` gets the tokens that come, with the checkpoint that wrote
- * them and the settings with their seed; `running` holds what stops it. Return what there is to say.
+/** Have the API go on with the last token ids that it takes, by the settings. `take` gets those that come,
+ * the checkpoint and the settings with their seed; `running` holds what stops it. Return what there is to say.
  * @param {number[] | Promise<number[]>} prompt @param {import("./reactive.js").State<AbortController | null>} running
  * @param {(more: Token[], about: {by: string, drawn: import("./store.js").Settings}) => void} take */
 export async function streamed(prompt, running, take) {
@@ -67,7 +71,7 @@ export async function streamed(prompt, running, take) {
   let made = 0;
   running.value = abort;
   try {
-    const question = { prompt: await prompt, logprobs: 0, ...drawn };
+    const question = { prompt: (await prompt).slice(-model.peek().config.block_size), logprobs: 0, ...drawn };
     for await (const { choices: [choice], system_fingerprint } of stream("v1/completions", question, abort.signal)) {
       const more = written(choice);
       made += more.length;
