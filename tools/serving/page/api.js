@@ -7,10 +7,8 @@ let key = sessionStorage.getItem("api-key") ?? ""; // null: the reader gave none
 /** How far the server is, whatever it answers with. */
 export const health = async () => (await fetch("health")).json();
 
-/** @param {string} path */
 export const get = async (path) => (await send(path, {})).json();
 
-/** @param {string} path @param {object} body @param {AbortSignal} [signal] */
 export async function post(path, body, signal) {
   return (await send(path, { method: "POST", body: JSON.stringify(body), signal })).json();
 }
@@ -36,7 +34,6 @@ export async function* stream(path, body, signal) {
   }
 }
 
-/** @param {string} path @param {RequestInit} options @returns {Promise<Response>} */
 async function send(path, options, tries = TRIES) {
   if (key === null) throw new Error("This server asks for a key. Reload the page to enter it.");
   const tried = key, headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };

@@ -24,7 +24,6 @@ export function fill(element, { style = {}, ...props }, children) {
   return element;
 }
 
-/** @param {{[name: string]: any}} props */
 export const button = (props, ...children) => el("button", { type: "button", ...props }, ...children);
 
 /** A button is off by `ariaDisabled`, which unlike `disabled` leaves the focus where it is. */
@@ -87,7 +86,6 @@ export const bits = (p) => -Math.log2(Math.max(p, 2 ** -126));
 
 export const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format;
 
-/** @param {number[]} values */
 export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 /** The n largest values, each with its index. @param {number[]} values @returns {[number, number][]} */

@@ -102,5 +102,4 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
   byId("arrays").replaceChildren(...rows);
 }
 
-/** @param {{shape: number[]}[]} arrays */
 export const count = (arrays) => arrays.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);

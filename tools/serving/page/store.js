@@ -69,7 +69,6 @@ export function undo(from = past, to = future) {
   });
 }
 
-/** @param {number} place */
 export function choose(place) {
   batch(() => {
     at.value = Math.max(0, Math.min(text.peek().tokens.length, place));
