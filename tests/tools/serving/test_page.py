@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from data.tokenizer import CharTokenizer
+from tests.tools.serving.conftest import save_random
 from tests.tools.serving.on_page import (
     VIEWS,
     both,
@@ -583,3 +585,35 @@ def test_the_header_follows_the_server_without_a_reload(open_page, server):
     page.wait_for_selector("#status:has-text('compiling 3 of 8')")
     page.unroute("**/health")
     page.wait_for_selector("#status:empty", state="attached")
+
+
+def test_undo_of_an_emptied_field_takes_back_no_more(page):
+    write(page, "the ", 5)
+    text = text_of(page)
+    button(page, "Edit").click()
+    page.locator("#area").fill("")
+    press(page, "Undo", text)
+
+
+def test_nobody_waits_for_answers_about_a_text_that_is_gone(page):
+    page.route("**/inside/places", lambda route: None)
+    with page.expect_request("**/inside/places"):
+        show(page, "the ")
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/places")):
+        show(page, "the fox")
+
+
+def test_another_model_at_the_address_leaves_the_texts_of_the_first(open_page, tmp_path):
+    for name, symbols in (("first", "abc"), ("second", "xyz")):
+        save_random(tmp_path / name, CharTokenizer(symbols))
+    with serving(compiled=False, out_dir=str(tmp_path / "first")) as (address, _):
+        page = open_page(at=f"{address}/", empty=False, expected=["Failed to load resource"])
+        show(page, "abba")
+    with serving(compiled=False, out_dir=str(tmp_path / "second"), port=int(address.split(":")[-1])):
+        page.wait_for_selector("header:has-text('second')")
+        expect(page.locator("#area")).to_be_visible()
+        expect(page.locator("#area")).to_have_value("")
+        show(page, "xyz")
+        expect(kept(page)).to_have_text(["xyz"])
+        texts = "() => Object.values(localStorage).map((kept) => JSON.parse(kept).model)"
+        assert sorted(page.evaluate(texts)) == ["first", "second"]

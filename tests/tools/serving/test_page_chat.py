@@ -341,3 +341,41 @@ def test_rollouts_before_and_after(open_page, groups):
     length = len(group["prompt"]) + len(group["answers"][1]["tokens"])
     expect(page.locator("#tokens > .token")).to_have_count(length + 1)
     assert chosen(page) == len(group["prompt"])
+
+
+def test_what_fails_costs_no_answer_and_is_told(open_page):
+    page = open_page("chat?max_tokens=6", empty=False, expected=["Failed to load resource"])
+    say(page, "the cat?", turns=2)
+    before = turns_of(page)
+    page.route("**/v1/completions", lambda route: route.abort())
+    button(page, "Regenerate").click()
+    page.wait_for_selector("#chat-told:has-text('The server does not answer')")
+    assert turns_of(page) == before
+    page.route("**/inside/places", lambda route: route.fulfill(status=500))
+    page.locator("#turns .token").first.click()
+    page.wait_for_selector("#chat-told:has-text('The server answered 500.')")
+
+
+def test_the_checkpoint_that_is_no_longer_chosen_does_not_answer(open_page):
+    page = open_page("chat?max_tokens=6", **NO_EXAMPLE)
+    say(page, "the cat?", turns=2)
+    held = []
+    page.route("**/inside/continuation", lambda route: held.append(route))
+    page.get_by_label("Beside").select_option("before: before")
+    page.wait_for_selector("#chat-told:has-text('before: before: answering')")
+    page.get_by_label("Beside").select_option("no other checkpoint")
+    with page.expect_response("**/inside/continuation"):
+        held[0].continue_()
+    expect(page.locator("#chat-told")).to_have_text("")
+    expect(page.locator("#turns .pair")).to_have_count(0)
+
+
+def test_a_long_answer_is_gone_on_with_from_its_end(open_page):
+    page = open_page("chat?max_tokens=130", **NO_EXAMPLE)  # with a context of 128 tokens
+    page.get_by_label("Message").fill("the cat?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#chat-told:has-text('130 tokens in')")
+    page.get_by_label("Tokens", exact=True).fill("2")
+    page.locator("#turns li").nth(1).locator(".token").last.click()
+    page.locator("#alternatives button.choice").first.click()
+    page.wait_for_selector("#chat-told:has-text('2 tokens in')")

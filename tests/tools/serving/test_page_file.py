@@ -1,12 +1,20 @@
 """The page as a file, where it differs from the server's: what it lacks, and how it is written."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import export
 from common.errors import UserError
-from tests.tools.serving.on_page import PHONE, button, show, text_of, written
+from data.tokenizer import CharTokenizer
+from data.writer import load_tokenizer
+from model import GPTConfig
+from tests.models import large
+from tests.tools.serving.on_page import PHONE, button, expect, show, text_of, written
+from tools.serving.html_file import html
 
 
 @pytest.fixture
@@ -71,3 +79,41 @@ def test_a_file_that_cannot_be_written_costs_a_line(run, tmp_path, monkeypatch, 
         export.main([f"--out_dir={run}", f"--to={tmp_path / wrong.get('to', 'new.html')}", "--format=html"])
     assert [x.name for x in tmp_path.iterdir()] == ["here.html"]
     assert (tmp_path / "here.html").read_text() == "mine"
+
+
+SMALL = GPTConfig(block_size=16, n_layer=1, n_head=1, n_embd=8, position="rope", window=3)
+
+
+def page_of(folder, tokenizer):
+    """The address of a file with a small model of a tokenizer."""
+    model = large(replace(SMALL, vocab_size=tokenizer.vocab_size), None)
+    known = {"name": "small", "version": "iter-1", "example": []}
+    (folder / "model.html").write_text(html(model, known, tokenizer, "bfloat16")[0])
+    return (folder / "model.html").as_uri()
+
+
+def test_what_a_window_hides_has_no_part_in_the_arithmetic(open_page, tmp_path):
+    address = page_of(tmp_path, CharTokenizer("abcdef"))
+    page = open_page("attention?t=0.1.2.3.4.5&at=5&read=1", at=address, empty=False)
+    page.wait_for_selector(".arithmetic")
+    told = page.locator(".arithmetic").inner_text()
+    assert "the 3 tokens up to" in told and "e^(−∞ − " in told and re.search(r": 0 / \S+ = 0\n", told)
+
+
+def test_a_byte_that_is_chosen_ends_its_character(open_page, tmp_path, tokenizer_json):
+    tokenizer = load_tokenizer(str(tokenizer_json))
+    address = page_of(tmp_path, tokenizer)
+    text = ".".join(np.base_repr(i, 36).lower() for i in tokenizer.encode("a–").tolist())
+    page = open_page(f"write?max_tokens=1&t={text}&at=3", at=address, empty=False)
+    bytes_that_end = page.locator("code", has_text=re.compile(r"^bytes:\\x[89ab].$"))
+    choice = page.locator("#place button.choice").filter(has=bytes_that_end).first
+    byte = int(choice.locator("code").inner_text()[-2:], 16)
+    choice.click()
+    expect(page.locator("#tokens .token").nth(3)).to_have_text(bytes([0xE2, 0x80, byte]).decode())
+
+
+def test_a_file_that_comes_by_http_is_read_too(open_page, browser, at):
+    context = browser.new_context()
+    context.add_init_script("Object.defineProperty(crypto, 'subtle', { value: undefined })")  # as there
+    open_page(at=at, empty=False, context=context).wait_for_selector(".by:has-text('An example')")
+    context.close()
