@@ -138,7 +138,8 @@ const promptOf = (i) => post("inside/chat",
 async function reply(before, said = { role: "assistant", content: "", tokens: [] }) {
   const asked = promptOf(before.length);
   tell("answering …");
-  const prompt = asked.then(({ tokens }) => idsOf([...tokens, ...said.tokens]));
+  const longest = said.tokens.length ? model.peek().config.block_size : Infinity; // an answer may have become longer
+  const prompt = asked.then(({ tokens }) => idsOf([...tokens, ...said.tokens]).slice(-longest));
   const told = await streamed(prompt, answering, (more, about) => {
     const tokens = [...said.tokens, ...more];
     said = { ...said, ...about, tokens, content: spelled(tokens) };

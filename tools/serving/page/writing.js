@@ -50,10 +50,11 @@ export async function picked(token, begun) {
 
 async function goOn(begun) {
   if (writing.peek()) return;
+  const prompt = idsOf(begun.tokens).slice(-model.peek().config.block_size); // the API takes no more
   say("writing …");
   const made = batch(() => {
     change(begun);
-    return streamed(idsOf(begun.tokens), writing, (more, about) => {
+    return streamed(prompt, writing, (more, about) => {
       const { tokens, from } = text.peek();
       text.value = { tokens: [...tokens, ...more], from, ...about };
     });
@@ -61,8 +62,8 @@ async function goOn(begun) {
   say(await made);
 }
 
-/** Have the API go on with the last token ids that it takes, by the settings. `take` gets those that come,
- * the checkpoint and the settings with their seed; `running` holds what stops it. Return what there is to say.
+/** Have the API go on with token ids by the settings. `take` gets the tokens that come, with the checkpoint that wrote
+ * them and the settings with their seed; `running` holds what stops it. Return what there is to say.
  * @param {number[] | Promise<number[]>} prompt @param {import("./reactive.js").State<AbortController | null>} running
  * @param {(more: Token[], about: {by: string, drawn: import("./store.js").Settings}) => void} take */
 export async function streamed(prompt, running, take) {
@@ -71,7 +72,7 @@ export async function streamed(prompt, running, take) {
   let made = 0;
   running.value = abort;
   try {
-    const question = { prompt: (await prompt).slice(-model.peek().config.block_size), logprobs: 0, ...drawn };
+    const question = { prompt: await prompt, logprobs: 0, ...drawn };
     for await (const { choices: [choice], system_fingerprint } of stream("v1/completions", question, abort.signal)) {
       const more = written(choice);
       made += more.length;
