@@ -2,18 +2,21 @@
 
 import json
 from itertools import product
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import openai
 import pytest
-from tokenizers import Tokenizer
 
 import sample
 from data.tokenizer import JsonTokenizer
+from data.writer import load_tokenizer
 from tests.helpers import flags
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import serving
+from tools.serving.completions import Completion
+from tools.serving.text import Continuation, Token, read_prompt
 
 PROMPT = "the quick"
 
@@ -47,9 +50,13 @@ def chat(client):
 
 
 @pytest.fixture(scope="module")
-def ids(tokenizer_json):
-    tokenizer = Tokenizer.from_file(str(tokenizer_json))
-    return lambda text: tokenizer.encode(text).ids
+def tokenizer(tokenizer_json):
+    return load_tokenizer(str(tokenizer_json))
+
+
+@pytest.fixture(scope="module")
+def ids(tokenizer):
+    return lambda text: tokenizer.encode(text).tolist()
 
 
 def streamed(chunks) -> tuple[dict[int, str], dict[int, str]]:
@@ -91,9 +98,8 @@ def test_a_completion_is_what_sample_py_writes(complete, byte_run, capsys):
 
 def test_the_forms_of_a_prompt(complete, ids):
     text = complete().choices[0].text
-    assert complete(prompt=[PROMPT]).choices[0].text == text
-    assert complete(prompt=ids(PROMPT)).choices[0].text == text
-    assert complete(prompt=[ids(PROMPT)]).choices[0].text == text
+    for prompt in ([PROMPT], ids(PROMPT), [ids(PROMPT)]):
+        assert complete(prompt=prompt).choices[0].text == text
     several = complete(prompt=["dog", PROMPT], n=2, max_tokens=7)
     assert len({choice.text for choice in several.choices}) == 4
     alone = complete(prompt=["dog"], n=2, max_tokens=7)
@@ -281,8 +287,43 @@ def test_a_token_in_the_middle_of_a_character_has_no_text_but_its_bytes_are_name
     assert answer["names"][str(answer["tokens"][1]["id"])] == r"bytes:\xc3"
 
 
-# --- what is refused --------------------------------------------------------------------------------------
+# --- from tokens to text ----------------------------------------------------------------------------------
 
+
+def test_what_only_looks_like_the_beginning_of_a_stop_string_is_sent_later(tokenizer):
+    text, parts = Continuation(tokenizer, np.empty(0, np.int32), ["€🙂", "\nA"]), []
+    for token in tokenizer.encode("the é€ brown\n"):
+        text.add(np.array([token]))
+        parts.append(text.to_send()[0])
+        assert "".join(parts) == text.text[:-1]
+    text.finish("length")
+    assert "".join(parts) + text.to_send()[0] == "the é€ brown\n"
+
+
+def test_a_prompt_that_ends_inside_a_character_is_completed(tokenizer):
+    ids = tokenizer.encode("€")
+    assert len(ids) == 3
+    text = Continuation(tokenizer, ids[:2])
+    text.add(ids[2:])
+    assert text.text == "€"
+
+
+def test_an_echo_is_the_prompt_as_it_was_written(sentencepiece):
+    for prompt in ("Hi Hi", "iH€"):
+        ids = sentencepiece.encode(prompt, add_special_tokens="before")
+        text, tokens = read_prompt(sentencepiece, ids, echo=True)
+        assert text == prompt and [token.id for token in tokens] == ids.tolist()
+    assert read_prompt(sentencepiece, ids)[0] == "<s> iH€"  # as a look inside shows its tokens
+
+
+def test_of_alternatives_with_the_same_text_the_likeliest_is_told():
+    answer = Completion.__new__(Completion)
+    answer.served = SimpleNamespace(tokenizer=SimpleNamespace(bytes_of=lambda i: b"b" if i == 2 else b"a"))
+    told = answer.top(Token(3, 0, 1, -3.0, [(0, -0.5), (1, -1.0), (2, -2.0)]), 3)
+    assert told == {"a": -0.5, "b": -2.0}
+
+
+# --- what is refused --------------------------------------------------------------------------------------
 
 HELLO = {"messages": [{"role": "user", "content": "a"}]}
 IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
@@ -342,24 +383,21 @@ FIELDS = """max_tokens n temperature seed logprobs stop stream stream_options pr
 # No field takes any of these.
 VALUES = (
     *(-1e308, 1e308, -(10**30), {"a": {}}, [[[]]], [{}], [None, 1], {"role": "user"}, [True], [-1]),
-    *([2**70], ["\x00", 3], [1.5], json.loads),  # the last: a number of 4,500 digits
+    *([2**70], ["\x00", 3], [1.5]),
 )
 BROKEN = (
     *(b"", b"{", b"\xff\xfe", b'{"prompt": "\xff"}', b"null", b"[]", b'"a"', b"1.5"),
     *(b'{"temperature": NaN}', b'{"temperature": Infinity}', b'{"temperature": 1e999}'),
     *(b'{"prompt":' + depth * b"[" for depth in (2, 100, 4000)),
+    b'{"seed": ' + 4500 * b"1" + b"}",  # Python reads 4,300 digits at most
 )
 
 
 @pytest.mark.parametrize("path", GOOD)
 def test_a_malformed_request_is_answered_with_an_error_object(url, path):
-    def body(field, value):
-        if value is json.loads:
-            return f"{{{json.dumps(field)}: 1{'0' * 4500}}}".encode()
-        return json.dumps(GOOD[path] | {field: value}).encode()
-
+    wrong = [GOOD[path] | {field: value} for field, value in product(FIELDS, VALUES)]
     with httpx.Client(base_url=url, timeout=60) as http:
-        for content in (*BROKEN, *(body(*pair) for pair in product(FIELDS, VALUES))):
+        for content in (*BROKEN, *(json.dumps(body).encode() for body in wrong)):
             answer = http.post(path, content=content, headers={"Content-Type": "application/json"})
             assert 400 <= answer.status_code < 500, (content[:200], answer.text)
             error = answer.json()["error"]
