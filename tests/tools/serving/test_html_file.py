@@ -1,4 +1,4 @@
-"""A model in one HTML file: its JavaScript against JAX and the tokenizers' libraries, without a browser."""
+"""The page's JavaScript without a browser: a model in one HTML file against JAX and tokenizers' libraries."""
 
 import base64
 import json
@@ -33,6 +33,7 @@ from tools.inside.views import heads, lens
 from tools.serving.html_file import SPLITS, conversations, html, in_javascript
 from tools.serving.insight import places
 from tools.serving.requests import Drawing
+from tools.serving.server import PAGE
 from tools.serving.text import read_prompt
 from variants import without_multipliers
 
@@ -47,6 +48,12 @@ SHAPES = {
     "window": replace(LLAMA, window=5, qk_norm=True, mlp="relu2", document_start=3, head_dim=6, n_kv_head=1),
 }
 TOKENIZER = CharTokenizer("".join(map(chr, range(65, 65 + 33))))
+SCRIPTS = Path(__file__).parent / "page"
+TYPES = "--allowJs --checkJs --strict false --noEmit --target esnext --module esnext".split()
+TYPES += ["--moduleResolution", "bundler"]
+# These flags find what a linter would.
+LINT = "--noUnusedLocals --noUnusedParameters --noImplicitReturns --noFallthroughCasesInSwitch".split()
+LINT += "--allowUnreachableCode false --allowUnusedLabels false".split()
 
 
 def written(folder: Path, model: GPT, kept: str = "bfloat16", tokenizer=TOKENIZER) -> GPT:
@@ -59,12 +66,26 @@ def written(folder: Path, model: GPT, kept: str = "bfloat16", tokenizer=TOKENIZE
 
 def ask(folder: Path, *questions: tuple[str, dict]) -> list:
     """Return the answers to questions, of which each is [path, body]."""
-    script = Path(__file__).parent / "page" / "ask.mjs"
     lines = "".join(json.dumps(question) + "\n" for question in questions)
-    words = ["node", str(script), str(folder / "model.html")]
+    words = ["node", SCRIPTS / "ask.mjs", folder / "model.html"]
     done = subprocess.run(words, input=lines, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.split("\n")[:-1]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["tsc", *TYPES, *LINT, *sorted(PAGE.glob("*.js"))], ["node", "--test", SCRIPTS / "logic.test.mjs"]],
+    ids=["types", "logic"],
+)
+def test_the_modules_have_the_types_and_the_logic_that_they_say(words):
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- what it computes ---------------------------------------------------------------------------------------
 
 
 @node
