@@ -12,6 +12,7 @@ from common.errors import UserError
 from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer
 from model import GPTConfig
+from tests.helpers import contents
 from tests.models import large
 from tests.tools.serving.on_page import PHONE, button, expect, show, text_of, written
 from tools.serving.html_file import html
@@ -59,26 +60,23 @@ def test_a_damaged_file_says_so_on_a_phone(open_page, at, tmp_path):
     assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"]
 
 
-def test_the_other_formats_have_no_choice_of_weights(run, tmp_path):
-    with pytest.raises(UserError, match="--weights=int8: --format=peft writes float32: leave it out"):
-        export.main([f"--out_dir={run}", f"--to={tmp_path / 'new'}", "--format=peft", "--weights=int8"])
-
-
 @pytest.mark.parametrize(
     "wrong, said",
     [
         ({"to": "here.html"}, "--to=.* is there already"),
         ({"to": "new"}, "--to=.*/new: give a file that browsers open, as in --to=my-model.html"),
+        ({"format": "peft"}, "--weights=int8: --format=peft writes float32: leave it out"),
         ({"most": 9000}, "9,360 parameters are more than the 9,000 that a browser .* serve.py"),
     ],
 )
 def test_a_file_that_cannot_be_written_costs_a_line(run, tmp_path, monkeypatch, wrong, said):
     (tmp_path / "here.html").write_text("mine")
-    monkeypatch.setattr(export, "MOST_ON_A_PAGE", wrong.get("most", export.MOST_ON_A_PAGE))
+    asked = {"to": "new.html", "format": "html", "most": export.MOST_ON_A_PAGE} | wrong
+    monkeypatch.setattr(export, "MOST_ON_A_PAGE", asked["most"])
+    words = [f"--out_dir={run}", f"--to={tmp_path / asked['to']}", f"--format={asked['format']}"]
     with pytest.raises(UserError, match=said):
-        export.main([f"--out_dir={run}", f"--to={tmp_path / wrong.get('to', 'new.html')}", "--format=html"])
-    assert [x.name for x in tmp_path.iterdir()] == ["here.html"]
-    assert (tmp_path / "here.html").read_text() == "mine"
+        export.main([*words, "--weights=int8"])
+    assert contents(tmp_path) == {"here.html": b"mine"}
 
 
 SMALL = GPTConfig(block_size=16, n_layer=1, n_head=1, n_embd=8, position="rope", window=3)
