@@ -12,6 +12,7 @@ from tools.serving.served import load_served
 from tools.serving.server import ServeOptions
 
 TEXT = "the other"
+CHAT = [{"role": "user", "content": TEXT}]
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +26,9 @@ def theirs(folder):
 
 
 @pytest.fixture(scope="module")
-def url(folder, theirs):
+def api(folder, theirs):
     with serving(init_from=str(folder), compiled=False) as (url, _):
-        yield url
-
-
-@pytest.fixture(scope="module")
-def complete(url):
-    return lambda prompt, **more: client(url).completions.create(model="llama", prompt=prompt, **more)
+        yield client(url)
 
 
 def generated(theirs, ids, n, **more):
@@ -43,36 +39,33 @@ def generated(theirs, ids, n, **more):
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_a_completion_begins_as_the_tokenizer_does(folder, theirs, complete, special):
+def test_a_completion_begins_as_the_tokenizer_does(folder, theirs, api, special):
     ids = AutoTokenizer.from_pretrained(folder)(TEXT, add_special_tokens=special).input_ids
     assert (ids[0] == START) == special
     more = {} if special else {"extra_body": {"add_special_tokens": False}}
-    answer = complete(TEXT, temperature=0, max_tokens=8, logprobs=1, **more)
+    asked = {"temperature": 0, "max_tokens": 8, "logprobs": 1} | more
+    answer = api.completions.create(model="llama", prompt=TEXT, **asked)
     assert answer.usage.prompt_tokens == len(ids)
-    assert answer.choices[0].logprobs.token_ids == generated(theirs, ids, 8, eos_token_id=[END, TURN])[:8]
+    assert answer.choices[0].logprobs.token_ids == generated(theirs, ids, 8, eos_token_id=[END, TURN])
 
 
 @pytest.mark.parametrize("token", [END, TURN])
-def test_each_end_token_ends_a_completion_and_a_chat(url, complete, token):
-    bias = {str(token): 100}
-    done = complete(TEXT, max_tokens=8, logit_bias=bias)
+def test_each_end_token_ends_a_completion_and_a_chat(api, token):
+    asked = {"model": "llama", "max_tokens": 8, "logit_bias": {str(token): 100}}
+    done = api.completions.create(prompt=TEXT, **asked)
     assert (done.choices[0].text, done.choices[0].finish_reason) == ("", "stop")
     assert done.usage.completion_tokens == 1
-    done = client(url).chat.completions.create(
-        model="llama", messages=[{"role": "user", "content": TEXT}], max_tokens=8, logit_bias=bias
-    )
+    done = api.chat.completions.create(messages=CHAT, **asked)
     assert (done.choices[0].message.content, done.choices[0].finish_reason) == ("", "stop")
 
 
-def test_a_chat_is_the_templates_text_and_nothing_is_put_before_it(url, folder, theirs):
-    chat = [{"role": "user", "content": TEXT}]
-    ids = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, return_dict=False)
+def test_a_chat_is_the_templates_text_and_nothing_is_put_before_it(api, folder, theirs):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template(CHAT, return_dict=False)
     assert ids.count(START) == 1 == ids.index(START) + 1
-    done = client(url).chat.completions.create(
-        model="llama", messages=chat, temperature=0, max_tokens=6, logprobs=True
-    )
+    done = api.chat.completions.create(model="llama", messages=CHAT, temperature=0, max_tokens=6)
     assert done.usage.prompt_tokens == len(ids)
-    text = AutoTokenizer.from_pretrained(folder).decode(generated(theirs, ids, 6), skip_special_tokens=True)
+    text = tokenizer.decode(generated(theirs, ids, 6), skip_special_tokens=True)
     assert done.choices[0].message.content == text
 
 
