@@ -7,14 +7,13 @@ from contextlib import contextmanager
 
 import absl.logging
 import httpx
-import jax
 import openai
+from fastapi import FastAPI
 
-from parallel.mesh import make_mesh
 from serve import ServeOptions, listen
 from tests.helpers import wait_until
-from tools.serving.app import make_app, serve
-from tools.serving.served import Served, load_served
+from tools.serving.app import serve
+from tools.serving.served import Served
 from tools.serving.server import Server
 
 # uvicorn's logging closes absl's handler, which Orbax installs, and absl closes that handler's stream. Within
@@ -44,30 +43,26 @@ def answering(options: ServeOptions) -> Iterator[Server]:
 
 
 @contextmanager
-def serving(compiled: bool = True, finish: float = 1, **options) -> Iterator[tuple[str, Served]]:
-    """Serve in a thread; yield the address and what is served, once all is compiled.
+def starting(finish: float = 1, **options) -> Iterator[Server]:
+    """Start as serve.py does, in threads of this process; yield the server before there is a model.
 
     At the end what still runs is cut off after `finish` seconds.
     """
     options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
     with answering(options) as server:
         server.config.timeout_graceful_shutdown = finish
-        with jax.set_mesh(make_mesh(options.mesh)):
-            served = load_served(options)
-        worker = served.worker
-        worker.thread.start()
-        server.app, server.give_up, server.stop_work = make_app(served), worker.give_up, worker.stop
-        wait_until(lambda: server.started and (worker.status == "ok" or not compiled))
-        yield server.address, served
+        threading.Thread(target=serve, args=[options, server], daemon=True).start()
+        yield server
 
 
 @contextmanager
-def starting(**options) -> Iterator[str]:
-    """Start as serve.py does, in threads of this process; yield the address before there is a model."""
-    options = ServeOptions(slots=1, port=0, device="cpu", **options)
-    with answering(options) as server:
-        threading.Thread(target=serve, args=[options, server], daemon=True).start()
-        yield server.address
+def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
+    """The same; yield the address and what is served, once all is compiled."""
+    with starting(**options) as server:
+        wait_until(lambda: isinstance(server.app, FastAPI) and server.started)
+        served = server.app.state.served
+        wait_until(lambda: served.worker.status == "ok" or not compiled)
+        yield server.address, served
 
 
 def client(url: str, key: str = "any") -> openai.OpenAI:

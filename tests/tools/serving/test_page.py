@@ -163,8 +163,8 @@ def test_a_long_text_scrolls_along_while_it_is_written(open_page):
 
 def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_page, run, tmp_path):
     waiting = "no model yet · waiting for the first checkpoint of run"
-    with starting(out_dir=str(tmp_path / "run"), follow=True) as at:
-        page = open_page(expected=["503"], empty=False, at=f"{at}/", shows=waiting)
+    with starting(out_dir=str(tmp_path / "run"), follow=True) as server:
+        page = open_page(expected=["503"], empty=False, at=f"{server.address}/", shows=waiting)
         page.locator("#area").fill("the ")
         page.keyboard.press("Control+Enter")
         page.wait_for_selector(".message.bad:has-text('try again later')")

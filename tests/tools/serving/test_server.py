@@ -56,11 +56,6 @@ def url(server):
 
 
 @pytest.fixture
-def client(url):
-    return served_run.client(url)
-
-
-@pytest.fixture
 def post(url):
     return lambda path="/v1/completions", **body: httpx.post(url + path, json=body, timeout=DEADLINE)
 
@@ -98,21 +93,14 @@ def test_without_the_key_nothing_is_answered(char_run):
                 assert error(httpx.request(method, url + route.path))[0] == 401
         assert httpx.get(f"{url}/health").json()["slots"] == 1
         assert httpx.get(url).status_code == 200
-        for scheme, status in (("bearer", 200), ("BEARER", 200), ("Basic", 401), ("bearer:", 401)):
-            headers = {"Authorization": f"{scheme} {KEY}"}
-            assert httpx.get(f"{url}/v1/models", headers=headers).status_code == status
 
 
-@pytest.mark.parametrize(
-    "host, status",
-    [
-        *((host, 200) for host in ("localhost:1", "gpt.example", "a.example.com", "A.B.EXAMPLE.COM:80")),
-        *((host, 400) for host in ("evil.example", "127.0.0.1.evil.example", "example.com", "")),
-    ],
-)
-def test_it_answers_by_its_own_names_alone(url, host, status):
+def test_it_answers_by_its_own_names_alone(url):
     """Another's may have become our address: DNS rebinding."""
-    assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status
+    own = "localhost:1", "gpt.example", "a.example.com", "A.B.EXAMPLE.COM:80"
+    for host in (*own, "evil.example", "127.0.0.1.evil.example", "example.com", ""):
+        answer = httpx.get(f"{url}/health", headers={"Host": host})
+        assert answer.status_code == (200 if host in own else 400), host
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", None])
@@ -216,7 +204,7 @@ def test_a_port_that_is_taken_is_one_line(char_run, url):
 # --- figures ----------------------------------------------------------------------------------------------
 
 
-def test_prometheus_reads_what_the_server_does(url, client):
+def test_prometheus_reads_what_the_server_does(url, post):
     def figures():
         answer = httpx.get(f"{url}/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=")
@@ -227,7 +215,7 @@ def test_prometheus_reads_what_the_server_does(url, client):
     before = figures()
     names = ("slots", "running", "waiting", "cache_used_ratio")
     assert [before[name] for name in names] == [1, 0, 0, 0]
-    client.completions.create(model="chars", prompt="abc", n=2, max_tokens=5)
+    assert post(prompt="abc", n=2, max_tokens=5).status_code == 200
     grown = {name: value - before[name] for name, value in figures().items()}
     assert grown["requests_total"] == grown["first_token_seconds_count"] == 2
     assert (grown["prompt_tokens_total"], grown["new_tokens_total"]) == (6, 10)
@@ -256,11 +244,11 @@ def test_limits_of_a_request(url, post):
     assert error(post(prompt="a", n=3))[0] == 400  # more than can ever wait: no reason to try again
 
 
-def test_too_many_requests_are_told_to_come_again(url, client, post):
+def test_too_many_requests_are_told_to_come_again(url, post):
     with open_stream(url, max_tokens=1000000), open_stream(url, max_tokens=1000000):
         wait_for(url, running=1, pending=2)
         with pytest.raises(openai.RateLimitError) as caught:
-            client.completions.create(model="chars", prompt="a")
+            served_run.client(url).completions.create(model="chars", prompt="a")
         assert caught.value.response.headers["retry-after"] == "1"
         assert (caught.value.type, caught.value.code) == ("requests", "rate_limit_exceeded")  # OpenAI's own
     wait_for(url, running=0, pending=0)
@@ -270,13 +258,12 @@ def test_too_many_requests_are_told_to_come_again(url, client, post):
 # --- clients that leave, or do not read -------------------------------------------------------------------
 
 
-def test_a_client_that_leaves_frees_its_slot(url, client):
-    create = partial(client.completions.create, model="chars", prompt="a", max_tokens=1000000)
-    with pytest.raises(openai.APITimeoutError):
-        create(timeout=1.0)
+def test_a_client_that_leaves_frees_its_slot(url):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 1000000}, timeout=1)
     wait_for(url, running=0, pending=0)
-    with create(stream=True) as stream:
-        assert next(stream).choices
+    with open_stream(url, max_tokens=1000000) as stream:
+        assert "choices" in next(stream.iter_lines())
     wait_for(url, running=0, pending=0)
     with open_stream(url, max_tokens=1000000):
         with open_stream(url, max_tokens=1000000):
@@ -481,27 +468,22 @@ def test_a_run_is_followed_past_checkpoints_that_cannot_be_served(
         wait_until(lambda: len(looks) > seen + 20)
         return capsys.readouterr().err
 
-    def follow():
-        with jax.set_mesh(make_mesh("data:1")):
-            loading.follow(served, ServeOptions(out_dir=str(out)))
-
     monkeypatch.setattr(loading, "LOOK", 0.01)
+    monkeypatch.setattr(loading, "load_run", load)
     monkeypatch.setattr(Checkpoints, "latest", lambda self: (looks.append(1), latest(self))[1])
-    with ThreadPoolExecutor() as pool, serving(compiled=False, out_dir=str(out)) as (url, served):
-        monkeypatch.setattr(loading, "load_run", load)
-        following = pool.submit(follow)
+    with serving(compiled=False, out_dir=str(out), follow=True) as (url, served):
         told()  # of the mesh
         (tmp_path / "empty").mkdir()
         damaged = shutil.copytree(run / "checkpoints" / "10", tmp_path / "damaged")
         shutil.rmtree(damaged / "model")
         put(6, tmp_path / "empty")  # its files are yet to come
-        assert told() == "" and loaded == []
+        assert told() == "" and loaded == [5]
         bad = {7: (damaged, "damaged"), 8: (char_run / "checkpoints" / "0", "another shape")}
         for iteration, (source, why) in bad.items():
             put(iteration, source)
             (note,) = told().splitlines()
             assert note.startswith("note: ") and why in note
-        assert loaded == [7, 8] and served.worker.version == "iter-5"  # tried and told once
+        assert loaded == [5, 7, 8] and served.worker.version == "iter-5"  # tried and told once
         whole, copied = run / "checkpoints" / "15", out / "checkpoints" / "15"
         shutil.copytree(whole / "manifest", copied / "manifest")
         wait_until(lambda: 15 in loaded)
@@ -509,7 +491,7 @@ def test_a_run_is_followed_past_checkpoints_that_cannot_be_served(
         wait_until(lambda: served.worker.version == "iter-15")
         body = {"prompt": "the ", "temperature": 0, "logprobs": 0}
         said = httpx.post(f"{url}/v1/completions", json=body).json()
-    assert following.result() is None and said["system_fingerprint"] == "iter-15"
+    assert said["system_fingerprint"] == "iter-15"
     (choice,) = said["choices"]
     ids = served.tokenizer.encode("the " + choice["text"])[None]
     fresh = nll(forward(load_run(str(run), 15)[0], ids[:, :-1]), ids[:, 1:])[0, 3:]
