@@ -75,7 +75,7 @@ def byte_run(tmp_path_factory, tokenizer_json):
 
 @pytest.fixture(scope="session")
 def char_run(tmp_path_factory):
-    tokenizer = CharTokenizer("\n :abcdefghijklmnopqrstuvwxyzAUSr"[:-1])
+    tokenizer = CharTokenizer("\n :abcdefghijklmnopqrstuvwxyzAUS")
     return save_random(tmp_path_factory.mktemp("runs") / "chars", tokenizer)
 
 

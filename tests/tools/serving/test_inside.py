@@ -51,7 +51,7 @@ def test_the_model_is_described_parameter_by_parameter(server):
     D, F = 16, served.model.config.hidden
     assert sizes["wte"] == len(SYMBOLS) * D and sizes["blocks.mlp.c_fc.weight"] == 2 * D * F
     assert {len(x["devices"]) for x in answer["parameters"]} == {1}
-    assert answer["config"]["n_layer"] == 2 and answer["limits"]["attention"] <= BLOCK_SIZE
+    assert answer["config"]["n_layer"] == 2 and answer["limits"]["attention"] == BLOCK_SIZE
 
 
 def test_places_have_the_models_probabilities_and_those_that_are_drawn_from(post, server):
@@ -98,7 +98,6 @@ def test_attention_is_the_models_to_a_65535th(post, server):
     expected = attention(server[1].model, np.array([SYMBOLS.index(c) for c in TEXT[:20]], np.int32))
     assert (L, H, T) == (2, 2, 20)
     np.testing.assert_allclose(weights, expected, atol=1 / 65535)
-    np.testing.assert_allclose(weights.sum(-1), 1, atol=T / 65535)
 
 
 def test_the_lens_has_the_likeliest_tokens_and_norms_of_each_layer(post, server):

@@ -43,16 +43,13 @@ def groups(renderer):
     for iteration, rewards in ((0, [0, 0, 1, 0]), (10, [1, 0, 1, 0]), (20, [1, 1, 1, 0])):
         answers = []
         for reward in rewards:
-            tokens = renderer.tokenizer.encode("mat<|im_end|>" if reward else "cat<|im_end|>").tolist()
+            text, gain = ("mat", iteration / 10) if reward else ("cat", -iteration / 10)  # in bits
+            tokens = renderer.tokenizer.encode(f"{text}<|im_end|>").tolist()
             before = [-1.0] * len(tokens)
-            logprobs = [-1.0 + (iteration / 10 if reward else -iteration / 10) * np.log(2), *before[1:]]
-            number = {"reward": float(reward), "advantage": reward - sum(rewards) / 4}
-            answers.append(
-                {"tokens": tokens, "text": "mat" if reward else "cat", **number}
-                | {"logprobs": logprobs, "before": before}
-            )
-        prompt = renderer.prompt(SAID[1:]).tolist()
-        question = {"task": "rhyme", "question": "the cat?", "prompt": prompt}
+            answer = {"tokens": tokens, "text": text, "reward": float(reward), "before": before}
+            answer |= {"advantage": reward - sum(rewards) / 4}
+            answers.append(answer | {"logprobs": [-1.0 + gain * np.log(2), *before[1:]]})
+        question = {"task": "rhyme", "question": "the cat?", "prompt": renderer.prompt(SAID[1:]).tolist()}
         made.append({"iter": iteration, **question, "answers": answers})
     return made
 
@@ -77,13 +74,12 @@ def server(run):
 # --- the API ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", [SAID, SAID[1:]])
-def test_a_chat_with_a_run_begins_as_in_training(server, renderer, said):
-    whole = renderer([*said, {"role": "assistant", "content": "mat"}])
+def test_a_chat_with_a_run_begins_as_in_training(server, renderer):
+    whole = renderer([*SAID, {"role": "assistant", "content": "mat"}])
     begun = whole.ids[: np.argmax(whole.learned)].tolist()
-    _, prompt = ask(f"{server[0]}/inside/chat", {"messages": said})
-    assert [token["id"] for token in prompt["tokens"]] == begun == renderer.prompt(said).tolist()
-    _, answer = ask(f"{server[0]}/v1/chat/completions", {"messages": said, "max_tokens": 1})
+    _, prompt = ask(f"{server[0]}/inside/chat", {"messages": SAID})
+    assert [token["id"] for token in prompt["tokens"]] == begun == renderer.prompt(SAID).tolist()
+    _, answer = ask(f"{server[0]}/v1/chat/completions", {"messages": SAID, "max_tokens": 1})
     assert answer["usage"]["prompt_tokens"] == len(begun)
     assert whole.ids[whole.learned][-1] in server[1].ends
 
@@ -245,10 +241,9 @@ def test_an_answer_is_stopped_and_an_error_is_said(open_page):
     page.wait_for_selector("#chat-told.bad:has-text('maximum context length is 128 tokens')")
 
 
-def test_a_first_visitor_clicks_a_question_then_another_token(open_page, server, renderer):
+def test_a_first_visitor_clicks_a_question_then_another_token(open_page, server):
     page = open_page(f"{server[0]}/", **NO_EXAMPLE)
     assert page.locator("[role=tab]:visible").first.inner_text() == "Chat"
-    page.wait_for_selector("#questions button")
     page.get_by_role("button", name="Hello! Who are you?").click()
     answered(page, 2)
     tokens = page.locator("#turns li").nth(1).locator(".token")
