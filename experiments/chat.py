@@ -54,7 +54,7 @@ LEARNED = {  # stages, by what each makes
     "base": TRAIN + " --dataset={to}/book --out_dir={to}/base --max_iters=300 --lr_decay_iters=300"
     " --eval_interval=100",
     "chat": TRAIN + " --init_from={to}/base --dataset={to}/conversations --out_dir={to}/chat"
-    " --max_iters=5000 --lr_decay_iters=5000 --eval_interval=500",
+    " --max_iters=6000 --lr_decay_iters=6000 --eval_interval=500",
 }
 QUICK = LEARNED | {"said.json": ASK + " --questions=5 --out_dir={to}/chat"}
 STAGES = LEARNED | {
