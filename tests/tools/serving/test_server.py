@@ -93,6 +93,9 @@ def test_without_the_key_nothing_is_answered(char_run):
                 assert error(httpx.request(method, url + route.path))[0] == 401
         assert httpx.get(f"{url}/health").json()["slots"] == 1
         assert httpx.get(url).status_code == 200
+        for scheme, status in (("bearer", 200), ("BEARER", 200), ("Basic", 401), ("bearer:", 401)):
+            headers = {"Authorization": f"{scheme} {KEY}"}
+            assert httpx.get(f"{url}/v1/models", headers=headers).status_code == status
 
 
 def test_it_answers_by_its_own_names_alone(url):
