@@ -34,7 +34,7 @@ class Body(BaseModel):
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-IdAsText = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,9})$")]  # one spelling for each id
+IdAsText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]  # one spelling for each id
 NotEmpty = Annotated[str, Field(min_length=1)]
 
 
