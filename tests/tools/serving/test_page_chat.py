@@ -384,3 +384,16 @@ def test_a_long_answer_is_gone_on_with_from_its_end(open_page, server):
     tokens.last.click()
     page.locator("#alternatives button.choice").filter(has_not_text="<|").first.click()
     expect(tokens.nth(130)).to_be_visible()
+
+
+def test_a_picked_token_stays_where_the_model_then_ends(open_page, server):
+    page = open_page(f"chat?seed={seed_of(9, server, 'the cat?')}&max_tokens=9", **NO_EXAMPLE)
+    say(page, "the cat?", turns=2)
+    nothing = {"content_type": "text/event-stream", "body": "data: [DONE]\n\n"}
+    page.route("**/v1/completions", lambda route: route.fulfill(**nothing))
+    tokens = page.locator("#turns li").nth(1).locator(".token")
+    tokens.nth(2).click()
+    page.locator("#alternatives button.choice").filter(has_not_text="<|").nth(1).click()
+    page.wait_for_selector("#chat-told:has-text('The model ended the text here.')")
+    expect(tokens).to_have_count(3)
+    assert "picked" in tokens.nth(2).get_attribute("class")

@@ -7,7 +7,7 @@ import { checkpoints, title } from "./loss.js";
 import { alternatives } from "./place.js";
 import { effect, state } from "./reactive.js";
 import { valid } from "./settings.js";
-import { idsOf, model, spelled } from "./store.js";
+import { idsOf, model, spelled, view } from "./store.js";
 import { surprise } from "./tokens.js";
 import { nextSeed, picked, streamed } from "./writing.js";
 
@@ -84,7 +84,7 @@ effect(() => {
   another.value = others.some(({ name }) => name === before) ? before : "";
 });
 another.addEventListener("change", () => compare().then(() => tell("")));
-addEventListener("unhandledrejection", ({ reason }) => tell(reason.message, true));
+addEventListener("unhandledrejection", ({ reason }) => view.peek() === "chat" && tell(reason.message, true));
 
 clicks(byId("send"), () => (answering.peek() ? answering.peek().abort() : send()));
 clicks(byId("reanswer"), () => {
@@ -145,6 +145,7 @@ async function reply(before, said = { role: "assistant", content: "", tokens: []
     said = { ...said, ...about, tokens, content: spelled(tokens) };
     turns.value = [...before, said]; // until now a former answer is there
   });
+  if (said.tokens.length) turns.value = [...before, said]; // also where a picked token was the last
   const { messages_left_out: leftOut } = await asked;
   await compare();
   tell(leftOut ? `${told}. The first ${leftOut} messages no longer fit: the model has not read them.` : told);
