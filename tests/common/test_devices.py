@@ -14,8 +14,12 @@ from common.devices import DEVICES, count_cpus, known_device
         "NVIDIA H100 PCIe": 756,
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
         "NVIDIA A10G": 70,
+        "NVIDIA A10": 125,
+        "NVIDIA GeForce RTX 4090": 165,
         "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+        "TPU v4": 275,
         "TPU v4 lite": None,
+        "TPU v5 lite": 197,
         "cpu": None,
     }.items(),
 )

@@ -53,3 +53,5 @@ def test_a_cache_has_the_dtype_of_products_whose_weights_are_cast_once(result):
     ours, theirs = (in_chunks(x, tokens, [8]) for x in (cast, model))
     assert_same_bits(ours, theirs)
     assert {x.dtype for x in jax.tree.leaves(ours[1])} == {jnp.dtype(result)}
+    empty = Cache.empty(model, 5, model.config.block_size)
+    assert {x.shape for x in (*empty.keys, *empty.values)} == {(5, 2, 16, 8)}  # (B, K, S, C)
