@@ -29,7 +29,7 @@ def choose_how(options: Options, config: GPTConfig) -> How:
         dtype=dtype,
         result="float32" if on_cpu else dtype,  # a CPU takes longer to round than to store
         kernel=choose_kernel(options, config, dtype),
-        queries=64 if on_cpu else 0,
+        queries=64 if on_cpu else 0,  # fewer at once save nothing more, and compile longer
         unroll=1 if loop else options.unroll,
         remat=options.remat,
         max_logits=How.max_logits if on_cpu else memory() // (12 * 2),  # a twelfth, of two bytes each
