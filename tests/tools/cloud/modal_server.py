@@ -265,7 +265,7 @@ class ModalServer:
             return pb.FunctionGetOutputsResponse(num_unfinished_inputs=1)
         return pb.FunctionGetOutputsResponse(outputs=[call.output])
 
-    # What a container asks beside that
+    # A container makes these calls; the client does not.
 
     async def FunctionGetInputs(self, r):
         (call,) = [call for call in self.calls.values() if call.function_id == r.function_id]
