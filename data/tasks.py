@@ -9,6 +9,7 @@ hash decides whether it is for training or for testing: no subject of the one oc
 
 import csv
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ MONTHS = (  # in English, whatever the user's language
 )
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 LETTERS = list("abcdefghijklmnopqrstuvwxyz" + 3 * "aeio" + 2 * "lnrst")  # about as often as in English
+NUMBERS = {"number": (2, 100), "other": (2, 20), "large": (100, 1000)}  # slots of data/talk.toml
 TESTED = 0.1  # of the subjects
 TASKS: dict[str, Draw] = {}
 
@@ -59,7 +61,8 @@ def one_of(random: np.random.Generator, *phrasings: str) -> str:
 def word(random: np.random.Generator) -> str:
     """Make up a word of three to ten letters, some of which repeat: real words do not surprise then."""
     letters = random.choice(LETTERS, random.integers(3, 11))
-    return "".join(random.choice(letters, len(letters)) if random.random() < 0.5 else letters)
+    text = "".join(random.choice(letters, len(letters)) if random.random() < 0.5 else letters)
+    return one_of(random, *8 * [text], text.capitalize(), text.upper() if random.random() < 0.3 else text)
 
 
 @task
@@ -73,7 +76,12 @@ def add(random):
         f"How much is {a} plus {b}?",
         f"What's {a} plus {b}?",
         f"Calculate {a} + {b}.",
+        f"What is the sum of {a} and {b}?",
+        f"How much is {a} and {b}?",
+        f"{a} plus {b}?",
+        f"{a} + {b}",
         f"{a}+{b}",
+        f"{a}+{b}=?",
     )
     return f"{min(a, b)} {max(a, b)}", question, str(a + b)
 
@@ -93,7 +101,7 @@ def subtract(random):
 
 @task
 def count(random):
-    letter, text = random.choice(list("aeiou")), "".join(word(random) for _ in range(2))
+    letter, text = random.choice(list("aeiou")), "".join(word(random).lower() for _ in range(2))
     question = one_of(
         random,
         f"How many times does {letter} occur in {text}?",
@@ -109,7 +117,9 @@ def order(random):
     sizes = random.choice([10, 100], 1 if random.random() < 0.5 else n)  # half of the lists are of one size
     numbers = random.integers(0, sizes, n)
     ordered = ", ".join(map(str, sorted(numbers)))
-    listed = one_of(random, ", ", ", ", " ").join(map(str, numbers))
+    between = one_of(random, ", ", ", ", " ", ",")
+    last = one_of(random, between, between, between, " and ")
+    listed = f"{between.join(map(str, numbers[:-1]))}{last}{numbers[-1]}"
     question = one_of(
         random,
         f"Sort {listed}.",
@@ -118,9 +128,13 @@ def order(random):
         f"Put these in order: {listed}",
         f"Put {listed} in order.",
         f"Put {listed} in order from small to big.",
+        f"Put {listed} in ascending order.",
+        f"Put the numbers {listed} in order.",
         f"Order {listed}.",
         f"Write {listed} from small to large.",
         f"Sort {listed} from smallest to largest.",
+        f"Sort {listed} from lowest to highest.",
+        f"{listed} sorted",
     )
     return ordered, question, ordered
 
@@ -143,6 +157,12 @@ def reverse(random):
         f"What is {said} from its end to its start?",
         f"Turn {said} around.",
         f"How do you write {said} backwards?",
+        f"Say {said} backwards.",
+        f"Reverse the letters of {said}.",
+        f"Reverse this word: {text}",
+        f"Reverse my name, {text}.",
+        f"Spell my name backwards: {text}",
+        f"{said} backwards",
     )
     return min(text, text[::-1]), question, text[::-1]
 
@@ -151,7 +171,8 @@ def reverse(random):
 def change(random):
     text = word(random)
     old = random.choice(list(text))
-    new = random.choice([letter for letter in LETTERS if letter != old])
+    new = random.choice([letter for letter in [*LETTERS, *"01345"] if letter != old.lower()])
+    new = new.upper() if old.isupper() else new
     said = quoted(random, text)
     mark = one_of(random, "", "", "", "'", '"')
     letter = one_of(random, "", "", "each ", "every ", "all ", "the ", "the letter ") + mark + old + mark
@@ -165,6 +186,8 @@ def change(random):
         f"Change {letter} in {said} to {put}.",
         f"In {said}, change {letter} to {put}.",
         f"Swap {letter} for {put} in {said}.",
+        f"Turn {letter} into {put} in {said}.",
+        f"Write {said} with {put} instead of {mark}{old}{mark}.",
     )
     return f"{text} {old}", question, text.replace(old, new)
 
@@ -269,41 +292,49 @@ def talk() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("talk.toml").read_text(encoding="utf-8"))
 
 
-def small_talk(random: np.random.Generator) -> list[Exchange]:
-    """Draw something to talk about: one exchange, and sometimes a second that builds on it.
+@cache
+def entries() -> list[dict[str, Any]]:
+    """Return the entries of data/talk.toml, each as often as there are ways to ask."""
+    return [entry for entry in talk()["talk"] for _ in entry["ask"]]
 
-    What it is about is made up at times, so that a model learns the question, and not what it can be about.
-    """
-    entry = random.choice([entry for entry in talk()["talk"] for _ in entry["ask"]])
-    slots: dict[str, Any] = {
-        name: one_of(random, *values) if random.random() < 0.5 else word(random)
-        for name, values in talk()["slots"].items()
-    }
-    slots["name"] = slots["name"].capitalize()
-    numbers = {"number": (2, 100), "other": (2, 20), "large": (50, 1000)}
-    slots |= {name: random.integers(*limits) for name, limits in numbers.items()}
-    found = []
+
+def slot(random: np.random.Generator, kind: str) -> str:
+    """Draw what a slot holds: half of it is made up, so that a model learns the question around it."""
+    if kind in NUMBERS:
+        return str(random.integers(*NUMBERS[kind]))
+    return one_of(random, *talk()["slots"][kind]) if random.random() < 0.5 else word(random)
+
+
+def small_talk(random: np.random.Generator) -> list[Exchange]:
+    """Draw something to talk about: one exchange, and sometimes a second that builds on it."""
+    entry = entries()[random.integers(len(entries()))]
+    name, found = slot(random, "name").capitalize(), []
+
+    def fill(text: str) -> str:
+        return re.sub(r"{(\w+)}", lambda at: name if at[1] == "name" else slot(random, at[1]), text)
+
     while entry:
-        said, answer = (one_of(random, *entry[part]).format(**slots) for part in ("ask", "answer"))
-        found.append((said, answer))
+        said, answer = (fill(one_of(random, *entry[part])) for part in ("ask", "answer"))
+        found.append((said.lower() if random.random() < 0.3 else said, answer))
         entry = entry.get("then")
     return found
 
 
 def as_typed(random: np.random.Generator, text: str) -> str:
-    """Write a text as visitors do: some greet, and some leave out capitals, a mark, or a letter."""
+    """Write a text as visitors do: some greet, slip, or leave out a capital or a mark."""
     begin, end, slip, lower, bare = random.random(5)
-    if begin < 0.1:
-        before = one_of(random, "Please", "Hi,", "Hello!", "Ok,", "Can you", "Now", "Good morning!")
+    if begin < 0.15:
+        before = one_of(random, "Please", "Hi,", "Hello!", "Ok,", "Can you", "Could you", "Now", "Hey", "So")
         text = f"{before} {text[0].lower()}{text[1:]}"
-    if end < 0.05:
-        text = f"{text.rstrip('.?!')} {one_of(random, 'please', 'pls', 'for me', 'lol')}"
+    if end < 0.1:
+        after = one_of(random, "please", "pls", "for me", "lol", "thanks", "now")
+        text = f"{text.rstrip('.?!')} {after}"
     first = text.split()[0]
     if slip < 0.1 and first.isalpha() and len(first) > 3:
-        at = random.integers(1, len(first))
-        text = text[:at] + text[at + 1 :]
+        at = random.integers(1, len(first) - 1)
+        text = text[:at] + one_of(random, "", text[at + 1]) + text[at] + text[at + 2 :]
     if lower < 0.3:
-        text = text.lower().replace("'", "")
+        text = text[0].lower() + text[1:]
     return text.rstrip(".?!") if bare < 0.3 and text.strip(".?!") else text
 
 

@@ -40,15 +40,18 @@ def answer_to(question: Question) -> str:
             letter, word = re.search(r"\b[aeiou]\b", text)[0], re.findall(r"\w+", text)[-1]
             return str(len(re.findall(letter, word)))
         case "reverse":
-            word = re.search(rf"(?:[Ww]rite|Reverse|Spell|What is|Turn) {WORD}", text)[1]
+            before = "(?:^|[Ww]rite |Reverse |Spell |What is |Turn |Say |letters of |(?:word|backwards): |name, )"
+            word = re.search(rf"{before}{WORD}(?: backwards| in| from| around|[?.]|$)", text)[1]
             return "".join(word[i] for i in range(len(word) - 1, -1, -1))
         case "change":
             if parts := re.search(rf"(?:Replace|Change) {LETTER} in {WORD} (?:by|with|to) {ONE}\.", text):
                 old, word, new = parts.groups()
+            elif parts := re.search(rf"Write {WORD} with {ONE} instead of {ONE}", text):
+                word, new, old = parts.groups()
             elif parts := re.search(rf"In {WORD}, change {LETTER} to {ONE}", text):
                 word, old, new = parts.groups()
             else:
-                old, new, word = re.search(rf"{LETTER} (?:to|with|for) {ONE} in {WORD}", text).groups()
+                old, new, word = re.search(rf"{LETTER} (?:to|with|for|into) {ONE} in {WORD}", text).groups()
             return "".join(new if letter == old else letter for letter in word)
         case "date":
             months = {date(2023, m, 1).strftime("%B"): m for m in range(1, 13)}
