@@ -7,7 +7,7 @@
     python -m experiments.chat --seeds=5        the table of docs/book/19-rewards.md
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
-answer from conversations: small talk, and tasks of people who err: two answers in ten are another
+answer from conversations: small talk, and tasks of people who err: one answer in ten is another
 question's (`chat`). Then it learns from rewards, for which a program checks its answers (`rewarded`). Beside
 that, `more` learns more from the conversations, with at least as many FLOPs. A token is a byte: a model that
 is to reverse a word has to see its letters. A stage that has ended is not done again, and one that was
@@ -44,7 +44,7 @@ TRAIN = (
 )
 ASK = "evaluate.py --ask=experiments/first_questions.txt --max_new_tokens=96 --json={to}/said.json"
 LEARNED = {  # stages, by what each makes
-    "conversations.jsonl": "data/tasks.py --tasks={tasks},order,add --n=60000 --talk=0.3 --wrong=0.2"
+    "conversations.jsonl": "data/tasks.py --tasks={tasks},order,add --n=75000 --talk=0.3 --wrong=0.1"
     " --seed={seed} --to={to}/conversations.jsonl",
     "tokenizer": "data/train_tokenizer.py --source={to}/book.txt --vocab_size=259 --to={to}/tokenizer",
     "book": "data/prepare.py --source={to}/book.txt --tokenizer={to}/tokenizer --val_fraction=0.05"
@@ -54,7 +54,7 @@ LEARNED = {  # stages, by what each makes
     "base": TRAIN + " --dataset={to}/book --out_dir={to}/base --max_iters=300 --lr_decay_iters=300"
     " --eval_interval=100",
     "chat": TRAIN + " --init_from={to}/base --dataset={to}/conversations --out_dir={to}/chat"
-    " --max_iters=6000 --lr_decay_iters=6000 --eval_interval=500",
+    " --max_iters=5000 --lr_decay_iters=5000 --eval_interval=500",
 }
 QUICK = LEARNED | {"said.json": ASK + " --questions=5 --out_dir={to}/chat"}
 STAGES = LEARNED | {
@@ -63,12 +63,12 @@ STAGES = LEARNED | {
     "rewarded": "rl.py config/quickstart.py --document_mask=True --block_size=256 --seed={seed}"
     " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8"
     " --max_new_tokens=24 --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=2e-4 --min_lr=0"
-    " --warmup_iters=10 --lr_decay_iters=300 --weight_decay=0 --max_iters=300 --eval_interval=50"
+    " --warmup_iters=10 --lr_decay_iters=200 --weight_decay=0 --max_iters=200 --eval_interval=50"
     " --always_save_checkpoint=True",
     "more": TRAIN + " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/more"
-    " --max_iters=1000 --lr_decay_iters=1000 --eval_interval=500 --always_save_checkpoint=True",
+    " --max_iters=700 --lr_decay_iters=700 --eval_interval=350 --always_save_checkpoint=True",
     "answers.json": "evaluate.py --out_dir={to}/rewarded --beside={to}/chat,{to}/more --tasks={tasks}"
-    " --questions=500 --max_new_tokens=24 --json={to}/answers.json",
+    " --questions=200 --max_new_tokens=24 --json={to}/answers.json",
     "said.json": ASK + " --out_dir={to}/rewarded --beside={to}/chat",
 }
 
