@@ -4,6 +4,7 @@ A later source wins: the defaults, nanoGPT's but for SwiGLU (`--mlp=gelu --bias=
 options of the run, or the shape of the weights, that init_from names; config files; the command line.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
@@ -171,8 +172,10 @@ def parse_options(
     if init_from in RESUMING:
         if values.get("overwrite"):
             raise UserError(f"overwrite=True starts anew, but init_from={init_from} may go on; drop one")
-        saved = saved_options(values.get("out_dir", Options.out_dir)) or Options()
-        return replace(saved, **{name: getattr(Options, name) for name in NOT_RESUMED} | values)
+        saved = saved_options(values.get("out_dir", Options.out_dir))
+        if saved is None and (others := without_auto(argv)) != argv:  # begin as these say
+            return parse_options(others, shape_of, saved_options)
+        return replace(saved or Options(), **{name: getattr(Options, name) for name in NOT_RESUMED} | values)
     if init_from == "scratch":
         return Options(**values)
     if shape_of is None:
@@ -186,3 +189,16 @@ def parse_options(
                 f"{name}={ours}, but {init_from} has {name}={theirs}: leave it out, in a config too{fewer}"
             )
     return Options(**shape | values)
+
+
+def without_auto(argv: list[str]) -> list[str]:
+    """Leave out `--init_from=auto`, as one word or as two."""
+    found, words = [], deque(argv)
+    while words:
+        word = words.popleft()
+        name, equals, value = word.partition("=")
+        if name.replace("-", "_") != "__init_from" or "auto" not in (value, *[*words][:1]):
+            found.append(word)
+        elif not equals:
+            words.popleft()
+    return found

@@ -12,6 +12,7 @@ from config.options import FIXED, ModelShape, Options, parse_options
 from experiments.reference import FREE, read_options
 from model import GPTConfig
 from runs.checkpoint import Manifest, saved_options
+from runs.start import shape_of_weights
 from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import refusal, run_python
 
@@ -184,7 +185,17 @@ def test_a_resumed_run_keeps_its_options_below_config_files_and_the_command_line
 def test_without_a_checkpoint_a_resumed_run_starts_from_the_defaults(tmp_path, init_from):
     (tmp_path / "options.json").write_text(json.dumps(vars(Options(n_embd=64))))
     options = resumed(f"--out_dir={tmp_path}", f"--init_from={init_from}")
-    assert options == replace(Options(), out_dir=str(tmp_path), init_from=init_from)
+    begun = "scratch" if init_from == "auto" else init_from
+    assert options == replace(Options(), out_dir=str(tmp_path), init_from=begun)
+
+
+@pytest.mark.parametrize("auto", ["--init_from=auto", "--init-from auto"])
+def test_without_a_checkpoint_auto_begins_from_the_weights_that_others_name(run, config, tmp_path, auto):
+    path, out = config(f"init_from = {run!r}\n"), f"--out_dir={tmp_path}"
+    begun = parse_options([path, out], shape_of_weights)
+    assert begun.init_from == run and begun.n_embd == 32
+    assert parse_options([path, out, *auto.split()], shape_of_weights) == begun
+    assert parse_options([f"--init_from={run}", out, *auto.split()], shape_of_weights) == begun
 
 
 def test_any_damage_to_an_options_json_is_one_line(tmp_path):
