@@ -9,7 +9,8 @@ The base is train.py's config and options, and so is a change. A change's option
 config in place of the base's. `git:` and a commit or branch takes the code from there, else it is the working
 tree's. Or a list in TOML has sets of options by name: words for all, and words for each, the base first.
 
-The status is 0 if a change helps, 1 if no difference is seen, 3 if all hurt, 2 after an error.
+The status is 0 if a change helps, 1 if no difference is seen, 3 if all hurt, 2 after an error. A list's is 0
+or 2.
 """
 
 import json
@@ -201,7 +202,9 @@ def plan(experiment: Experiment, out: Path) -> int:
     """Return how many seeds of these sets were asked for first, and keep it; 0 if not the same for all."""
     path, (base, *others) = out / "seeds.json", (x.mark for x in experiment.sets.values())
     first = kept(path, dict[str, Count])
-    pairs = {f"{base}.{mark}": any(out.glob(f"runs/{mark}.seed-*/result.json")) for mark in others}
+    record = experiment.record().sets  # has the results of runs whose folders were deleted, too
+    seen = {x.mark for label, x in experiment.sets.items() if record[label].runs}
+    pairs = {f"{base}.{x}": x in seen or any(out.glob(f"runs/{x}.seed-*/result.json")) for x in others}
     first |= {pair: experiment.seeds for pair, ended in pairs.items() if not (ended and pair in first)}
     write_whole(path, json.dumps(first, indent=1) + "\n")
     counts = {first[pair] for pair in pairs}

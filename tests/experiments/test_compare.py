@@ -102,6 +102,8 @@ def test_another_number_of_seeds_than_the_first_has_an_interval_for_every_look(c
         end(experiment, {"base": [2.0] * n, RATE: [1.8, 1.9, 1.82, 1.85, 1.83, 1.88][:n]})
         main([*argv, f"--seeds={n}", "--json"])
         found.append(json.loads(capfd.readouterr().out, parse_constant=pytest.fail))
+        shutil.rmtree(experiment.path.parent / "runs")  # to make room: what was seen is kept elsewhere
+        assert plan(replace(experiment, seeds=6), experiment.path.parent) == 4
     first, second = (each["changes"][0] for each in found)
     pairs = second["pairs"]
     assert len(first["pairs"]) == 4 and not first["looked"] and len(pairs) == 6 and second["looked"]
