@@ -169,7 +169,8 @@ def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, A
     middle, (low, high) = median(seconds), np.quantile(seconds, (0.1, 0.9))
     flops = flops_per_token(step.config, step.options.block_size) * step.tokens / middle
     known = known_device(jax.devices()[0].device_kind)
-    peak = known.peak if known and variant.dtype == "bfloat16" else None
+    comparable = variant.dtype == "bfloat16" and not step.options.lora_rank  # frozen weights have no gradient
+    peak = known.peak if known and comparable else None
     figures = {
         "name": variant.name,
         "dtype": variant.dtype,
@@ -229,7 +230,7 @@ def print_details(step: dict[str, Any]) -> None:
     lines = {"the loop adds": f"{step['loop_adds']:.2%}"} if "loop_adds" in step else {}
     lines |= {
         "model FLOP/s": f"{step['flops_per_second'] / 1e12:.3g} TFLOP/s",
-        "MFU": f"{step['mfu']:.1%}" if step["mfu"] else f"none: no peak is known in {step['dtype']}",
+        "MFU": f"{step['mfu']:.1%}" if step["mfu"] else "none: no known peak, float32, or frozen weights",
         "compile time": f"{step['compile_seconds']:.1f} s",
         "memory": f"{step['memory_bytes'] / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)",
     }

@@ -23,6 +23,7 @@ from config.options import Options
 from generation.decode import generate
 from generation.sampling import GREEDY
 from model import GPT, GPTConfig
+from training.compute import for_inference
 from training.state import create_state
 
 NEW = 100  # tokens of each text
@@ -34,7 +35,9 @@ TURNS = 5
 
 def measure_decoding(config: GPTConfig, options: Options) -> list[dict[str, Any]]:
     """Return tokens/s without the cache, and with it for more and more texts at once, decoded greedily."""
-    model = create_state(config, options).model
+    model = for_inference(
+        create_state(config, options).model, options.dtype, options.attention, options.deterministic
+    )
     ways: dict[str, tuple[int, Callable]] = {"whole context for each token": (1, partial(recompute, model))}
     ways |= {f"with the cache, {n} at once": (n, partial(decode, model, n)) for n in ROWS}
     times = {name: [] for name in ways}
@@ -93,7 +96,8 @@ def measure_serving(options: Options) -> list[dict[str, Any]]:
 @contextmanager
 def serving(options: Options) -> Generator[tuple[str, str]]:
     """Within, a server runs, at the URL and with the model's name that are yielded. Raises UserError."""
-    given = [f"--out_dir={options.out_dir}", f"--dtype={options.dtype}", "--port=0", f"--slots={max(ROWS)}"]
+    given = [f"--{name}={getattr(options, name)}" for name in ("out_dir", "dtype", "device")]
+    given += ["--port=0", f"--slots={max(ROWS)}"]
     server = subprocess.Popen([sys.executable, "serve.py", *given], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

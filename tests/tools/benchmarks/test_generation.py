@@ -1,7 +1,6 @@
 """Both ways of decoding write the same text; a server is asked by several clients."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,13 +24,12 @@ def test_decoding_gives_the_same_text_with_and_without_a_cache(monkeypatch):
 
 def test_decoding_is_measured_for_one_text_and_for_several_at_once(monkeypatch):
     calls = []
-    monkeypatch.setattr(generation, "create_state", lambda *_: SimpleNamespace(model=None))
-    monkeypatch.setattr(generation, "recompute", lambda model: calls.append(0))
+    monkeypatch.setattr(generation, "recompute", lambda model: calls.append(model.how.dtype))
     monkeypatch.setattr(generation, "decode", lambda model, n: calls.append(n))
     times = iter(range(1000))
     monkeypatch.setattr("time.perf_counter", lambda: 0.5 * next(times))  # each takes 0.5 s
-    figures = generation.measure_decoding(TINY, Options())
-    assert calls == [0, 1, 4, 16] * (1 + generation.TURNS)
+    figures = generation.measure_decoding(TINY, Options(dtype="bfloat16"))
+    assert calls == ["bfloat16", 1, 4, 16] * (1 + generation.TURNS)  # as sample.py computes it
     assert [x["tokens_per_second"] for x in figures] == [200, 200, 800, 3200]
 
 
