@@ -115,7 +115,8 @@ def changes_that_save(options: Options, devices: int) -> list[dict[str, Any]]:
     A, B, sizes = options.gradient_accumulation_steps, options.batch_size, parse(options.mesh, devices)
     rows = sizes["data"] * sizes["fsdp"]
     changes: list[dict[str, Any]] = []
-    if sizes["stage"] == 1 and sizes["fsdp"] < devices and B % devices == 0:
+    divides = B % devices == options.n_embd % devices == 0  # as `check_fit` asks
+    if sizes["stage"] == 1 and sizes["fsdp"] < devices and divides:
         changes.append(dict(mesh=f"fsdp:{devices}"))
         rows = devices
     for parts in (2, 4, 8, 16, 32):

@@ -32,6 +32,9 @@ def test_what_saves_memory_trains_on_the_same_tokens_per_step():
     assert first == dict(mesh="fsdp:8")
     assert [x["batch_size"] for x in others] == [16, 8, 8]
     assert all(changes["mesh"] == "fsdp:8" for changes in others)
+    # 24 devices do not divide a width of 2,048.
+    wide = replace(options, batch_size=48, n_embd=2048)
+    assert changes_that_save(wide, 24)[0] == dict(batch_size=24, gradient_accumulation_steps=6)
     # A pipeline stays one, and one row is enough for it; what is split already is not planned again.
     assert changes_that_save(replace(options, mesh="stage:8"), 8)[:2] == [half, quarter]
     assert changes_that_save(replace(options, mesh="fsdp:2"), 2)[0] == half
