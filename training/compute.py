@@ -39,7 +39,7 @@ def choose_how(options: Options, config: GPTConfig) -> How:
 # The fastest attention that JAX has, by what JAX calls the device; the first pattern that fits counts.
 FASTEST_ATTENTION = {
     # cuDNN's attention needs compute capability 8.0 (docs.nvidia.com/cudnn/operations/Attention), Ampere's.
-    r"GTX|TITAN|Quadro|RTX 20|V100|\b[KMPT]\d": "einsum",
+    r"GTX|TITAN|Quadro|RTX 20[678]0|V100|\b[KMPT]\d": "einsum",
     # 0.8 to 2.3 times as fast as FlashAttention-2 (huggingface/transformers#48163, pytorch/pytorch#192799),
     # where attention in separate operations has a third of its speed or less (arXiv:2307.08691, 4.1).
     r"NVIDIA": "cudnn",
