@@ -218,7 +218,7 @@ def answer_tasks(options: EvaluateOptions) -> dict[str, Any]:
     )
     models = {name: {task: {} for task in tasks} for name in sources}
     for how in ("greedy", "sampled"):
-        print(f"{how}: right of {options.questions} held-out questions of each task")
+        print(f"{how}: right of {options.questions} held-out questions of each task, each subject once")
         for task in tasks:
             shown = []
             for name, of_model in right.items():
@@ -226,7 +226,8 @@ def answer_tasks(options: EvaluateOptions) -> dict[str, Any]:
                 models[name][task][how] = found
                 share, low, high = (100 * x for x in found[:3])
                 beside = "" if name == first else f" p={found[3]:.2g}"
-                shown.append(f"{name} {share:5.1f}% ({low:.1f} to {high:.1f}){beside}")
+                n = len(of_model[how][task])
+                shown.append(f"{name} {share:5.1f}% of {n} ({low:.1f} to {high:.1f}){beside}")
             print(f"  {task:10}" + "   ".join(shown))
     return {"questions": options.questions, "models": models}
 

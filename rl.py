@@ -22,12 +22,12 @@ from common.errors import command  # isort: split
 import json
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import jax
 
-from common.command_line import refuse_unused, take_options
+from common.command_line import given, option_types, refuse_unused, take_options
 from common.files import write_whole
 from config.options import Options, parse_options
 from parallel.machines import on_devices
@@ -45,6 +45,11 @@ from training.lora import merge, without_adapters
 ALL_ALIKE = "since the last evaluation all answers to a question had the same reward"
 
 
+@dataclass(frozen=True)
+class RlOptions(RewardOptions, Options):
+    """Every option of rl.py."""
+
+
 class Rewarded(Objective):
     """Answer questions so that the answers are rewarded."""
 
@@ -55,7 +60,7 @@ class Rewarded(Objective):
         self.options, self.sampler = run.options, sampler
         self.out_dir = Path(run.options.out_dir)
         start = load_weights(own.start, without_adapters(run.shapes.model))
-        if own.fingerprint not in ("", found := fingerprint(start)):
+        if own.fingerprint not in ("", found := fingerprint(start, own.start)):
             raise changed(f"{self.out_dir}: it began with", own.start)
         self.own = replace(own, fingerprint=found)
         self.begun = sampler.limit(for_answers(start, run.options))
@@ -81,10 +86,12 @@ class Rewarded(Objective):
         model = for_answers(merge(state.model), self.options)
         means = examine(model, self.own, self.sampler)
         shown = rollouts(model, self.begun, self.own, self.sampler)
-        if stop_asked():
+        stopped = stop_asked()
+        # Written last: an error above, or a stop, leaves a run that was to be overwritten as it is.
+        if not (stopped and self.options.overwrite):
+            write_whole(self.out_dir / "rewards.json", json.dumps(asdict(self.own), indent=1) + "\n")
+        if stopped:
             return None
-        # Written last: an error above leaves a run that was to be overwritten as it is.
-        write_whole(self.out_dir / "rewards.json", json.dumps(asdict(self.own), indent=1) + "\n")
         write_rollouts(self.out_dir / "rollouts.jsonl", i, shown)
         return means
 
@@ -93,10 +100,12 @@ def main(argv: list[str]) -> int:
     """Read the options, and learn. Return the exit status."""
     if "--help" in argv or "-h" in argv:
         print(__doc__)
-    values, words = take_options(argv, RewardOptions)
+    words = take_options(argv, RewardOptions)[1]
     options = parse_options(words, shape_of_weights, saved_options)
-    given = take_options(words, Options)[0]  # configs for train.py may have what this does not use
-    refuse_unused(given, Rewarded.unused, ": learning from rewards does not use it")
+    both = given(argv, RlOptions)  # a config may have both kinds
+    values = {name: both[name] for name in option_types(RewardOptions) if name in both}
+    typed = take_options(words, Options)[0]  # configs for train.py may have what this does not use
+    refuse_unused(typed, Rewarded.unused, ": learning from rewards does not use it")
     with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         own = kept_options(options, values)
         check(options, own)

@@ -24,11 +24,14 @@ SHOWN = 2  # questions of each task whose answers the page shows, as they are at
 
 def held_out(
     model: GPT, tasks: list[str], split: Split, n: int, sampler: Sampler, settings: Settings
-) -> dict[str, Float[np.ndarray, " n"]]:
-    """Return the rewards of answers to n questions of each task, which no model has learned."""
+) -> dict[str, Float[np.ndarray, " N"]]:
+    """Return the rewards of answers to questions of each task, which no model has learned.
+
+    Of n questions, each subject is asked about once: answers to one twice would not be independent.
+    """
     rewards = {}
     for task in tasks:
-        asked = list(islice(questions(task, split, 0), n))
+        asked = [*{question.subject: question for question in islice(questions(task, split, 0), n)}.values()]
         answers = sampler(model, asked, jax.random.key(0), settings)
         rewards[task] = np.array([answer.reward for answer in answers])
     return rewards

@@ -255,8 +255,13 @@ def test_an_overwritten_run_stays_if_the_new_one_cannot_begin(base, learned, tmp
         assert contents(out) == before
     once = f"__import__('os').mkdir({str(tmp_path / 'asked')!r}) or signal.raise_signal(signal.SIGINT)"
     code = f"import contextlib, signal\n    with contextlib.suppress(OSError): {once}\n    return 0.0"
-    assert learn(base, out, overwrite=True, reward=reward(tmp_path, code)) == 130
+    interrupted = reward(tmp_path, code)
+    assert learn(base, out, overwrite=True, reward=interrupted) == 130
     assert contents(out) == before
+    (tmp_path / "asked").rmdir()
+    assert learn(base, tmp_path / "new", reward=interrupted) == 130  # a new run goes on
+    again = words(out_dir=tmp_path / "new", init_from="resume", max_iters=1, reward=interrupted)
+    assert rl.main(again) == 0
 
 
 def test_a_run_that_is_overwritten_is_evaluated_once(base, learned, tmp_path):
@@ -332,7 +337,8 @@ def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, cap
     options = dict(out_dir=base / "run", beside=base / "run", tasks="count", questions=12, max_new_tokens=4)
     evaluate.main(words(**options, json=tmp_path / "answers.json", mesh="data:1", dtype="float32"))
     found = json.loads((tmp_path / "answers.json").read_text())["models"][str(base / "run")]["count"]
-    asked = islice(questions("count", "test", 0), 12)
+    asked = [*islice(questions("count", "test", 0), 12)]
+    assert len({question.subject for question in asked}) == 12
     right = sum(recited(base, question.text).strip() == question.answer for question in asked)
     assert found["greedy"][0] == pytest.approx(right / 12)
     assert 0 < found["greedy"][1] < right / 12 < found["greedy"][2] < 1
@@ -364,14 +370,20 @@ def test_models_are_compared_by_the_questions_that_one_alone_answers_rightly():
 
 
 def test_a_run_has_the_template_that_made_its_conversations_not_its_bases(base, tmp_path):
+    """And knows whether these had a system message: the base's have none."""
     template = (ROOT / "data/chat.jinja").read_text().replace("|>assistant", "|>helper")
     (tmp_path / "mine.jinja").write_text(template)
-    data = dict(source=base / "a.jsonl", tokenizer=base / "tokenizer", to=tmp_path / "chat", chat=True)
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for line in (base / "a.jsonl").open():
+            messages = [{"role": "system", "content": "add"}, *json.loads(line)["messages"]]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    data = dict(source=tmp_path / "a.jsonl", tokenizer=base / "tokenizer", to=tmp_path / "chat", chat=True)
     prepare(words(**data, block_size=96, val_fraction=0.1, template=tmp_path / "mine.jinja"))
     options = dict(init_from=base / "run", dataset=tmp_path / "chat", out_dir=tmp_path / "out", max_iters=0)
     train.main(words(**options, document_mask=True, eval_iters=1, batch_size=8, device="cpu", mesh="data:1"))
-    assert load_run(str(tmp_path / "out"))[1].tokenizer["uses"]["chat_template"] == template
-    assert load_run(str(base / "run"))[1].tokenizer["uses"]["chat_template"] != template
+    uses, theirs = (load_run(str(x))[1].tokenizer["uses"] for x in (tmp_path / "out", base / "run"))
+    assert (uses["chat_template"], uses["system_message"]) == (template, True)
+    assert theirs["chat_template"] != template and not theirs["system_message"]
 
 
 def test_eval_only_scores_once_and_writes_nothing(base, learned, capsys):
@@ -450,3 +462,11 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, tmp
 )
 def test_options_that_do_not_fit_are_one_line(options, says, base, tmp_path):
     assert says in refusal(learn, base, tmp_path / "out", **options)
+
+
+def test_a_config_sets_the_options_of_rewards_too(base, tmp_path):
+    (tmp_path / "mine.py").write_text("group = 3\n")
+    options = dict(init_from=base / "run", dataset=base / "chat", out_dir=tmp_path / "out", mesh="data:1")
+    argv = [str(tmp_path / "mine.py"), *words(**options, batch_size=8, gradient_accumulation_steps=2)]
+    assert refusal(rl.main, argv).startswith("--group=3 does not divide the 16 answers")
+    assert rl.main([*argv, "--group=4", "--eval_only=True", "--tested=1", "--tasks=add"]) == 0
