@@ -9,13 +9,16 @@ import signal
 import socket
 import threading
 
-from common.command_line import given
+from common.command_line import given, refuse_unused
 from common.errors import UserError, command
 from tools.serving.server import LOOPBACK, ServeOptions, Server
 
 
 def main(argv: list[str]) -> None:
-    options = ServeOptions(**given(argv, ServeOptions))
+    values = given(argv, ServeOptions)
+    options = ServeOptions(**values)
+    if options.init_from == "resume":
+        refuse_unused(values, ["block_size"], f": the run in {options.out_dir} has its own")
     if options.follow and (options.init_from, options.checkpoint) != ("resume", "last"):
         raise UserError(
             "--follow=True serves a run's last checkpoint: leave out --init_from and --checkpoint"

@@ -127,7 +127,8 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
         prompts = [prompt]
     else:
         param, wanted, left_out = "prompt", 16, 0  # as OpenAI's
-        prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
+        special = fields.add_special_tokens and "before"  # nothing comes after a text to go on with
+        prompts = [read_ids(served, "prompt", x, special) for x in fields.prompt]
     if (length := max(map(len, prompts))) > block_size:
         raise too_long(served, param, f"resulted in {length} tokens")
     most = min(SEQUENCES, served.worker.room)

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoTokenizer
 
 from parallel.mesh import make_mesh
-from tests.pretrained import END, START, TURN, save_llama
+from tests.pretrained import END, START, TURN, library_tokenizer, save_llama, save_tokenizer
 from tests.tools.serving.served_run import client, serving
 from tools.serving.served import load_served
 from tools.serving.server import ServeOptions
@@ -22,7 +22,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def theirs(folder):
-    return save_llama(folder)
+    model = save_llama(folder)
+    save_tokenizer(folder, library_tokenizer("<s> $A [END]"))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,8 @@ def generated(theirs, ids, n, **more):
 @pytest.mark.parametrize("special", [True, False])
 def test_a_completion_begins_as_the_tokenizer_does(folder, theirs, api, special):
     ids = AutoTokenizer.from_pretrained(folder)(TEXT, add_special_tokens=special).input_ids
-    assert (ids[0] == START) == special
+    assert (ids[0] == START, ids[-1] == END) == (special, special)
+    ids = ids[:-1] if special else ids  # the text goes on
     more = {} if special else {"extra_body": {"add_special_tokens": False}}
     asked = {"temperature": 0, "max_tokens": 8, "logprobs": 1} | more
     answer = api.completions.create(model="llama", prompt=TEXT, **asked)

@@ -190,6 +190,7 @@ def test_no_route_waits_while_a_text_is_encoded(server, monkeypatch):
         (["--mesh=data:2"], "use tensor or fsdp"),
         (["--allowed_hosts=*example.org"], "--allowed_hosts is '*example.org': expected names as in"),
         (["--allow_origins=*"], "--allow_origins is '*': expected origins as in https://a.org"),
+        (["--block_size=64"], " has its own: leave it out"),
         (["--follow=True", "--init_from=gpt2"], "leave out --init_from"),
         (["--follow=True", "--checkpoint=best"], "leave out --init_from and --checkpoint"),
     ],
