@@ -61,6 +61,8 @@ class Files:
     def __init__(self, patterns: list[str], column: str = "text"):
         self.paths, self.column = [], column  # of Parquet files
         for pattern in patterns:
+            if not pattern:  # which Path takes for the current folder
+                raise UserError(f"--source={','.join(patterns)}: a name is missing beside a comma")
             if Path(pattern).is_dir():
                 found = [str(path) for path in Path(pattern).rglob("*") if path.suffix.lower() in READERS]
             else:

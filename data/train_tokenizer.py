@@ -48,6 +48,8 @@ def main(argv: list[str]) -> None:
     source, folder = Files(options.source.split(",")), Path(options.to)
     if (folder / "meta.json").exists():
         raise UserError(f"--to={folder}: this folder holds a data set: give the tokenizer another")
+    if folder.is_file():
+        raise UserError(f"--to={folder} is a file: give a folder")
     first = next(texts(source, options.limit), None)
     if first is None:
         raise UserError(f'{source}: no documents: in .jsonl each is a line with a string under "text"')
@@ -55,6 +57,7 @@ def main(argv: list[str]) -> None:
     ours = load_tokenizer(str(folder))
     if ours.vocab_size < options.vocab_size:
         print(f"note: the text has no pairs left to merge after {ours.vocab_size} tokens", file=sys.stderr)
+    first = first[: 2**20]  # a longer text cannot be encoded at once
     each = len(first.encode()) / len(ours.encode(first, special=False))
     print(f"{folder}: {ours.vocab_size:,} tokens, of the first document {each:.2f} bytes each")
 

@@ -168,6 +168,7 @@ def test_a_pattern_without_files_and_a_file_of_another_kind_are_named(tmp_path):
     says = f"{tmp_path}/mine.pdf: expected a file that ends in .jsonl, .parquet, .txt, or a folder"
     assert refusal(Files, [str(tmp_path / "mine.pdf")]) == says
     assert "no such file, nor a folder with .jsonl" in refusal(Files, [str(tmp_path)])
+    assert refusal(Files, ["", "mine.txt"]) == "--source=,mine.txt: a name is missing beside a comma"
 
 
 def test_a_parquet_file_that_is_garbled_or_has_no_text_is_named_in_one_line(tmp_path, capfd):

@@ -51,6 +51,7 @@ def test_it_prints_how_much_a_token_holds(tmp_path, capsys):
         (["--vocab_size=300"], "--source=<files> and --to=<folder> are needed"),
         (["--source=none.txt", "--to=x"], "--source=none.txt: no such file"),
         (["--source={empty}", "--to=x"], "no documents"),
+        (["--source={empty}", "--to={empty}"], "empty.txt is a file: give a folder"),
         (["--source={empty}", "--to=x", "--vocab_size=258"], "vocab_size"),
     ],
 )
