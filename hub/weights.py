@@ -84,10 +84,13 @@ class Family:
         fields: dict[str, Any] = {}
         for ours, theirs in sizes.items():
             fields |= check_values({ours: values.get(theirs)}, f"{theirs} as our ", Options)
+        full = ["full_attention"] * fields["n_layer"]
+        if self.model_type.startswith("qwen") and values.get("layer_types") == full:
+            fields["window"] = None  # `sliding_window` is that of other layers
         if fields.get("window") and values.get("is_causal", True) is None:  # transformers then looks ahead
             raise ValueError("is_causal is null beside a window: write true if it should not look ahead")
-        layers = "full_attention" if fields.get("window") is None else "sliding_attention"
-        if values.get("layer_types") not in (None, [layers] * fields["n_layer"]):
+        layers = full if fields.get("window") is None else ["sliding_attention"] * fields["n_layer"]
+        if values.get("layer_types") not in (None, layers):
             raise ValueError("layer_types differ, and only layers of one kind can be computed here")
         fields["mlp"] = self.mlps[entry(values, self.activation, *self.mlps)]
         return GPTConfig(**fields | self.fields)

@@ -316,3 +316,12 @@ def test_a_causal_that_is_null_is_causal_as_in_transformers(tmp_path):
     saved("llama", tmp_path)
     change_config(tmp_path, is_causal=None)
     assert_logits(load(tmp_path), *logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval()))
+
+
+def test_a_window_of_no_layer_is_none(tmp_path):
+    """As in Qwens whose layers before max_window_layers, which are all, attend to everything."""
+    saved("qwen2", tmp_path)
+    change_config(tmp_path, use_sliding_window=True, sliding_window=4, max_window_layers=3)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert theirs.config.sliding_window == 4
+    assert_logits(load(tmp_path), *logits(theirs))
