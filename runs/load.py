@@ -20,7 +20,14 @@ from config.options import ModelOptions, Options
 from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained
 from model import GPT
-from runs.checkpoint import Checkpoints, Manifest, arrays_by_name, checksums, tree_of_arrays
+from runs.checkpoint import (
+    Checkpoints,
+    Manifest,
+    arrays_by_name,
+    checksums,
+    latest_manifest,
+    tree_of_arrays,
+)
 from training.compute import for_inference, probe
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import model_config, state_shapes
@@ -81,13 +88,19 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
         model = load_weights(base["init_from"], without_adapters(shapes))
     except UserError as error:  # a Damaged base is no damage to the adapters
         raise UserError(f"{run}: the base model of its adapters cannot be loaded: {error}") from None
-    if fingerprint(model) != base["fingerprint"]:
+    if fingerprint(model, base["init_from"]) != base["fingerprint"]:
         raise changed(f"{run}: its adapters were trained beside", base["init_from"])
     return tree_of_arrays(arrays_by_name(model), partition_trainable(shapes)[1])
 
 
-def fingerprint(model: GPT) -> str:
-    """Hash a model's weights, as bfloat16, to know the base model of adapters again."""
+def fingerprint(model: GPT, init_from: str) -> str:
+    """Hash a model's weights, as bfloat16, to know what a run began with again.
+
+    Each device merges adapters in its own rounding. A run of adapters is known by what it saved.
+    """
+    if is_run(init_from) and (manifest := latest_manifest(init_from)).base:
+        saved = sorted(manifest.checksums["model"].items()), manifest.base["fingerprint"]
+        return hashlib.sha256(repr(saved).encode()).hexdigest()
     rounded = {name: x.astype(jnp.bfloat16) for name, x in arrays_by_name(model).items()}
     return hashlib.sha256(repr(sorted(checksums({"": rounded})[""].items())).encode()).hexdigest()
 

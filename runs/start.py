@@ -168,13 +168,17 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
         known = f"{options.init_from} is not known to have learned the tokens of"
         print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
     elif tokenizer and "uses" in tokenizer:  # what the weights use tokens for, as in chats
-        uses = tokenizer["uses"] | {"document_start": document_start(manifest.tokenizer)}
+        uses, start = tokenizer["uses"], document_start(manifest.tokenizer)
+        if start != document_start(tokenizer):
+            uses = uses | {"document_start": start}
         if run.dataset.meta.row and manifest.tokenizer:  # conversations, which the data's template made
-            uses["chat_template"] = manifest.tokenizer["uses"]["chat_template"]
+            learned = ("document_start", "chat_template", "system_message")
+            uses = uses | {name: manifest.tokenizer["uses"][name] for name in learned}
         manifest = replace(manifest, tokenizer=tokenizer | {"uses": uses})
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:
-        base = {"init_from": lasting(options.init_from), "fingerprint": fingerprint(model)}
+        mark = fingerprint(model, options.init_from)
+        base = {"init_from": lasting(options.init_from), "fingerprint": mark}
         manifest = replace(manifest, base=base)
     return create_state_around(model, options), manifest

@@ -128,7 +128,7 @@ def test_loss_gradients_and_fingerprint_are_those_of_one_device_on_every_mesh(va
     prints = set()
     for each in ("data:1", mesh):
         with jax.set_mesh(make_mesh(each)):
-            prints.add(fingerprint(base(VARIANTS[variant])))
+            prints.add(fingerprint(base(VARIANTS[variant]), "gpt2"))
     assert len(prints) == 1
 
 
@@ -138,9 +138,16 @@ def test_a_fingerprint_sees_one_weight_change_and_two_change_places():
     swapped, changed = weight.copy(), weight.copy()
     swapped[0, 0, 0], swapped[0, 0, 1] = weight[0, 0, 1], weight[0, 0, 0]
     changed[1, 2, 3] *= 1.01  # more than bfloat16's rounding, 2^-8
-    prints = {fingerprint({"weight": x}) for x in (weight, swapped, changed, -weight)}
+    prints = {fingerprint({"weight": x}, "gpt2") for x in (weight, swapped, changed, -weight)}
     assert len(prints) == 4
-    assert fingerprint({"weight": weight.copy()}) in prints
+    assert fingerprint({"weight": weight.copy()}, "gpt2") in prints
+
+
+def test_a_run_of_adapters_is_known_by_what_it_saved(base_run, lora_run):
+    """Each device merges them in its own rounding, which may move a weight to another bfloat16."""
+    merged, other = (load_run(str(run))[0] for run in (lora_run, base_run))
+    assert fingerprint(merged, str(lora_run)) == fingerprint(other, str(lora_run))
+    assert fingerprint(merged, str(lora_run)) != fingerprint(merged, str(base_run))
 
 
 @pytest.fixture(scope="module")
