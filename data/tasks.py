@@ -164,7 +164,7 @@ def reverse(random):
         f"Spell my name backwards: {text}",
         f"{said} backwards",
     )
-    return min(text, text[::-1]), question, text[::-1]
+    return min(text.lower(), text[::-1].lower()), question, text[::-1]
 
 
 @task
@@ -189,7 +189,7 @@ def change(random):
         f"Turn {letter} into {put} in {said}.",
         f"Write {said} with {put} instead of {mark}{old}{mark}.",
     )
-    return f"{text} {old}", question, text.replace(old, new)
+    return f"{text} {old}".lower(), question, text.replace(old, new)
 
 
 @task
