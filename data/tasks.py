@@ -169,10 +169,9 @@ def reverse(random):
 
 @task
 def change(random):
-    text = word(random)
+    text = word(random).lower()
     old = random.choice(list(text))
-    new = random.choice([letter for letter in [*LETTERS, *"01345"] if letter != old.lower()])
-    new = new.upper() if old.isupper() else new
+    new = random.choice([letter for letter in LETTERS if letter != old])
     said = quoted(random, text)
     mark = one_of(random, "", "", "", "'", '"')
     letter = one_of(random, "", "", "each ", "every ", "all ", "the ", "the letter ") + mark + old + mark
@@ -187,9 +186,8 @@ def change(random):
         f"In {said}, change {letter} to {put}.",
         f"Swap {letter} for {put} in {said}.",
         f"Turn {letter} into {put} in {said}.",
-        f"Write {said} with {put} instead of {mark}{old}{mark}.",
     )
-    return f"{text} {old}".lower(), question, text.replace(old, new)
+    return f"{text} {old}", question, text.replace(old, new)
 
 
 @task
