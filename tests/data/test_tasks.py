@@ -40,8 +40,8 @@ def answer_to(question: Question) -> str:
             letter, word = re.search(r"\b[aeiou]\b", text)[0], re.findall(r"\w+", text)[-1]
             return str(len(re.findall(letter, word)))
         case "reverse":
-            before = "(?:^|[Ww]rite |Reverse |Spell |What is |Turn |Say |letters of |(?:word|backwards): |name, )"
-            word = re.search(rf"{before}{WORD}(?: backwards| in| from| around|[?.]|$)", text)[1]
+            begin = "^|[Ww]rite |Reverse |Spell |What is |Turn |Say |letters of |word: |backwards: |name, "
+            word = re.search(rf"(?:{begin}){WORD}(?: backwards| in| from| around|[?.]|$)", text)[1]
             return "".join(word[i] for i in range(len(word) - 1, -1, -1))
         case "change":
             if parts := re.search(rf"(?:Replace|Change) {LETTER} in {WORD} (?:by|with|to) {ONE}\.", text):
