@@ -62,7 +62,7 @@ def word(random: np.random.Generator) -> str:
     """Make up a word of three to ten letters, some of which repeat: real words do not surprise then."""
     letters = random.choice(LETTERS, random.integers(3, 11))
     text = "".join(random.choice(letters, len(letters)) if random.random() < 0.5 else letters)
-    return one_of(random, *8 * [text], text.capitalize(), text.upper() if random.random() < 0.3 else text)
+    return text.capitalize() if random.random() < 0.1 else text
 
 
 @task
