@@ -4,7 +4,7 @@
     python serve.py --out_dir=out-chat/1/chat
     python -m experiments.chat                  goes on from there: rewards, and what they add
     python serve.py --out_dir=out-chat/1/rewarded --follow=True        meanwhile: waits for it, and follows
-    python -m experiments.chat --seeds=5        the table of docs/book/19-rewards.md
+    python -m experiments.chat --seeds=5        five lives, and a table of them
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
 answer from conversations: small talk, and tasks of people who err: one answer in ten is another
@@ -18,6 +18,7 @@ import gzip
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -179,9 +180,10 @@ def serving(folder: Path) -> str:
 
 
 def run(words: list[str]) -> int:
-    """Run a command, and return its status. Ctrl-C reaches it too, and it saves before this one ends."""
+    """Run a command, and return its status. Ctrl-C and SIGTERM reach it too, and it saves first."""
     print(f"\n$ {shlex.join(['python', *words])}", flush=True)
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -30,6 +30,7 @@ from experiments.record import Experiment, Result, Value, Variant, data_mark, ma
 from experiments.snapshot import Snapshot
 from experiments.statistics import critical
 from runs.metrics import RECORD, read_records
+from runs.process import SIGHUP
 
 Equal = Literal["steps", "tokens", "time"]
 # These do not change what a run trains.
@@ -39,7 +40,13 @@ WARM_UP, SEEN = 3, 10  # steps that are not timed, and those whose losses are co
 
 
 def start(code: Snapshot, words: list[str], folder: Path, dataset: str = "", **variables) -> Popen:
-    """Start a program of this code, which finds our data sets. Its output is train.log in the folder."""
+    """Start a program of this code, which finds our data sets. Its output is train.log in the folder.
+
+    SIGTERM and SIGHUP then raise KeyboardInterrupt, as Ctrl-C does: who started it can end it.
+    """
+    for number in (signal.SIGTERM, SIGHUP):
+        if number and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     data = dataset_dir(dataset)
     named = data.parent if data.name == dataset else os.environ.get("NANOJAXGPT_DATA", DATA)
     own = {"NANOJAXGPT_DATA": str(named), "PYTHONUNBUFFERED": "1"}  # so that an error is the last line
@@ -130,10 +137,9 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
 def train_all(due: list[Task], jobs: int, keep: Callable[[Task, Result], None]) -> int:
     """Train runs, `jobs` at once, and call `keep` with each that has a result. Return how many failed.
 
-    Ctrl-C and SIGTERM stop the runs as well, which save checkpoints.
+    Ctrl-C, SIGTERM and SIGHUP stop the runs as well, which save checkpoints.
     """
     waiting, running, failed = deque(due), [], 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     try:
         while waiting or running:
             while waiting and len(running) < jobs:

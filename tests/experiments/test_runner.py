@@ -182,6 +182,18 @@ def test_a_run_that_diverges_is_timed_with_a_rate_that_changes_nothing(version, 
     assert refusal(short_run, always) == "theirs: iter 1: loss is nan"
 
 
+def test_a_stop_while_steps_are_timed_ends_the_training(version, tmp_path):
+    """The training would run on, with nobody to stop it."""
+    pid = tmp_path / "pid"
+    code = version(
+        f"open({str(pid)!r}, 'w').write(str(os.getpid()))\nos.kill(os.getppid(), {signal.SIGTERM:d})"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        short_run(Variant(code, {"dataset": "x"}))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
 def test_an_option_of_other_code_is_left_out_where_it_is_a_default_of_both(tmp_path):
     theirs = Snapshot(tmp_path, "theirs", {})
     assert defaults_of(theirs) == {}
