@@ -40,6 +40,7 @@ from experiments.ledger import Race, Receipt, Run
 from experiments.record import Experiment, Result, Variant, machine
 from experiments.runner import Task, at_equal, last_line, train_all
 from experiments.snapshot import ROOT, full_hash, git, split_commit
+from runs.process import locked
 
 STATUS = {"record": 0, "none": 1, "refused": 3}
 # A try may change these of the files that train.py imports, but not those that read data, save or measure.
@@ -225,7 +226,8 @@ class Referee:
         tasks = [WatchedTask(name, variant, seed, self.out, self.results, hidden) for seed in seeds]
         due: list[Task] = [task for task in tasks if anew or not task.kept.exists()]
         for task in due:  # a run that goes on would have its last part timed alone
-            shutil.rmtree(task.folder, ignore_errors=True)
+            with locked(str(task.folder)):  # refuses one that still trains, after a kill of its referee
+                shutil.rmtree(task.folder, ignore_errors=True)
         if train_all(due, self.jobs, keep):
             for opened in re.findall("(?m)^error: it opens .*", "\n".join(last_line(x.folder) for x in due)):
                 raise Refused(f"{opened.removeprefix('error: ')}, which training is not to see")
