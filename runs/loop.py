@@ -81,6 +81,7 @@ class Loop:
     loss: float | None  # the score of the state's model, as checkpoints keep it; None: not evaluated yet
     best: float  # the least loss known so far
     first: Means | None = None  # of the first evaluation, if it was made before
+    overwrites: bool = False  # an earlier run's checkpoints are there
 
     def go(self, end: int, stop_asked: StopAsked) -> int:
         """Train to iteration `end` and return 0, or until asked to stop and return that status."""
@@ -102,6 +103,9 @@ class Loop:
         with self.metrics.making_batch():
             batch = self.objective.batch(i, self.state)
         self.state, report = self.objective.step(self.state, batch)
+        if self.overwrites:
+            jax.block_until_ready(report)  # an error in the first step should not cost the run that is there
+            self.delete_overwritten()
         self.metrics.step(i, report, self.objective.tokens(batch))  # reads step i - 1's report meanwhile
 
     def evaluate(self, i: int, stop_asked: StopAsked) -> bool:
@@ -117,8 +121,17 @@ class Loop:
         if i == 0:  # the seed makes this model again, so that its loss alone is kept
             self.manifest = replace(self.manifest, to_beat=self.loss)
         if (i > 0 or i == options.max_iters) and (improved or options.always_save_checkpoint):
-            self.run.checkpoints.save(self.state, self.manifest, self.loss)  # copies what a step donates
+            self.save()
         return True
+
+    def save(self) -> None:
+        self.delete_overwritten()
+        self.run.checkpoints.save(self.state, self.manifest, self.loss)  # copies what a step donates
+
+    def delete_overwritten(self) -> None:
+        if self.overwrites:
+            self.run.checkpoints.delete_all()
+            self.overwrites = False
 
 
 def run_loop(
@@ -136,14 +149,13 @@ def run_loop(
         if status := stop_asked():
             return status
     with closing(Metrics(options, i, run.config, jax.sharding.get_mesh().size, evaluated)) as metrics:
-        if options.overwrite:
-            checkpoints.delete_all()
-        losses = [manifest.to_beat, *map(checkpoints.loss, checkpoints.iterations())]
+        kept = [] if options.overwrite else checkpoints.iterations()
+        losses = [manifest.to_beat, *map(checkpoints.loss, kept)]
         best = min((x for x in losses if x is not None), default=math.inf)
-        loop = Loop(run, objective, metrics, state, manifest, loss, best, first)
+        loop = Loop(run, objective, metrics, state, manifest, loss, best, first, options.overwrite)
         status = loop.go(options.max_iters, stop_asked)
         if status:
-            checkpoints.save(loop.state, loop.manifest, loop.loss)
+            loop.save()
             stopped = f"stopped at iter {int(loop.state.step)}; resume with"
             print(f"{stopped} --out_dir={quote(options.out_dir)} --init_from=resume")
         checkpoints.wait()

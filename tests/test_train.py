@@ -23,12 +23,14 @@ import pytest
 import evaluate
 import sample
 import train
+from common.errors import UserError
 from data.dataset import Dataset
 from data.tokenizer import CharTokenizer, from_json
 from data.writer import write_dataset
 from experiments.reference import read_options
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
+from runs.loop import NextToken
 from runs.process import locked, stop_signals
 from tests.helpers import (
     DEADLINE,
@@ -437,7 +439,7 @@ def test_auto_starts_and_then_resumes(tiny, tmp_path, capsys):
 
 
 def test_a_run_that_is_there_is_lost_to_overwrite_alone_if_the_new_one_can_start(
-    copied_run, tiny, broken_data
+    copied_run, tiny, broken_data, monkeypatch
 ):
     before = contents(copied_run)
     text = refusal(train.main, tiny(copied_run))
@@ -445,6 +447,15 @@ def test_a_run_that_is_there_is_lost_to_overwrite_alone_if_the_new_one_can_start
     (broken_data / "val.bin").unlink()
     assert "val.bin" in refusal(train.main, tiny(copied_run, overwrite=True, dataset=broken_data))
     assert contents(copied_run) == before
+    saved = saved_iterations(copied_run)
+
+    def too_large(self, state, batch):
+        raise UserError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NextToken, "step", too_large)
+        assert refusal(train.main, tiny(copied_run, overwrite=True)) == "out of memory"
+    assert saved_iterations(copied_run) == saved
     train.main(tiny(copied_run, overwrite=True, max_iters=2))
     assert saved_iterations(copied_run) == [2]
     assert iterations(copied_run, STEP) == [0, 1]
