@@ -42,7 +42,7 @@ def launch(commands: list[list[str]], options: LaunchOptions) -> int:
         commands[0] += ["--host=0.0.0.0", f"--port={port}", f"--api_key={key}"]
     if options.dry_run:
         return 0
-    if script in TRAINING:
+    if script in TRAINING and not given.get("eval_only"):
         run = name_of_run(given)
         container.claim(run)
         if has_ended(run, given):
@@ -101,7 +101,7 @@ def has_ended(run: str, given: dict[str, Any]) -> bool:
                 "go on with --init_from=resume, which changes it, or choose another --out_dir"
             )
     last = max((int(name) for name in saved if name.isdecimal()), default=-1)
-    return not given.get("eval_only") and last >= given.get("max_iters", theirs["max_iters"])
+    return last >= given.get("max_iters", theirs["max_iters"])
 
 
 def rent(commands: list[list[str]], options: LaunchOptions, run: str | None, port: int | None) -> int:

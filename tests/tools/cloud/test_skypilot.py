@@ -84,7 +84,7 @@ def test_its_status_is_that_of_training_and_the_upload_is_waited_for(tmp_path):
 
 
 def test_data_are_prepared_once_before_training(tmp_path):
-    written = "if [ $1 != train.py ]; then mkdir -p data/tinystories; touch data/tinystories/meta.json; fi"
+    written = "if [ $1 != train.py ]; then mkdir -p data/tinystories; touch data/tinystories/train.bin; fi"
     variables = {"DATA": "tinystories --limit=10", "ARGS": ""}
     prepared = ["data/tinystories/prepare.py", "--limit=10"]
     failed = run(tmp_path, f"{SHOW}\nexit 2", **variables)
