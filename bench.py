@@ -91,10 +91,15 @@ def main(argv: list[str]) -> None:
     own, words = take_options(argv, BenchOptions)
     bench = BenchOptions(**own)
     options = parse_options(words, saved_options=saved_options)
+    typed = take_options(words, Options)[0]
+    refuse_unused(typed, ("coordinator", "num_processes", "process_id"), ": one process is timed")
     if bench.decode and bench.serve:
         raise UserError("--decode and --serve are given: give one of them")
     if bench.decode or bench.serve:
         refuse_unused(own, OF_STEP, " is of the training step, not of --decode or --serve")
+    if bench.serve:
+        others = vars(options).keys() - {"out_dir", "dtype", "device"}
+        refuse_unused(typed, others, " is not used: --serve times serve.py with the run in --out_dir")
     hlo = f"{bench.profile}/{HLO}" if bench.profile else None
     for path in filter(None, (bench.json, hlo)):
         check_writable(Path(path))

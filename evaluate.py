@@ -258,7 +258,9 @@ def models_to_ask(options: EvaluateOptions) -> dict[str, EvaluateOptions]:
     sources = {first: options}
     for name in options.beside.split(",") if options.beside else []:
         source = dict(init_from="resume", out_dir=name) if is_run(name) else dict(init_from=name)
-        sources.setdefault(name, replace(options, checkpoint="last", **source))
+        if name in sources:
+            raise UserError(f"--beside={options.beside}: {name} is asked already: name each model once")
+        sources[name] = replace(options, checkpoint="last", **source)
     return sources
 
 

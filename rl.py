@@ -29,7 +29,7 @@ import jax
 
 from common.command_line import given, option_types, refuse_unused, take_options
 from common.files import write_whole
-from config.options import Options, parse_options
+from config.options import Options, parse_options, refuse_idle
 from parallel.machines import on_devices
 from rewards.answers import Sampler, load_reward
 from rewards.evaluation import examine, rollouts, write_rollouts
@@ -106,6 +106,7 @@ def main(argv: list[str]) -> int:
     values = {name: both[name] for name in option_types(RewardOptions) if name in both}
     typed = take_options(words, Options)[0]  # configs for train.py may have what this does not use
     refuse_unused(typed, Rewarded.unused, ": learning from rewards does not use it")
+    refuse_idle(typed, options)
     with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         own = kept_options(options, values)
         check(options, own)

@@ -16,7 +16,8 @@ from common.errors import command  # isort: split
 from contextlib import nullcontext
 from shlex import quote
 
-from config.options import parse_options
+from common.command_line import take_options
+from config.options import Options, parse_options, refuse_idle
 from parallel.machines import on_devices, reuse_freed_memory
 from runs.checkpoint import saved_options
 from runs.loop import NextToken, run_loop
@@ -29,6 +30,7 @@ from training.step import compile_step
 def main(argv: list[str]) -> int:
     """Read the options, choose the devices, and train or evaluate. Return the exit status."""
     options = parse_options(argv, shape_of_weights, saved_options)
+    refuse_idle(take_options(argv, Options)[0], options)
     with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         run = open_run(options)
         if not options.eval_only:

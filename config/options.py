@@ -5,7 +5,7 @@ options of the run, or the shape of the weights, that init_from names; config fi
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -21,6 +21,7 @@ from common.command_line import (
     Seed,
     check_values,
     given,
+    refuse_unused,
 )
 from common.errors import UserError
 
@@ -95,7 +96,9 @@ class Options(ModelShape):
     beta2: Fraction = 0.95  # decay rate of its square's running mean
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
     # learning rate schedule
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
+    schedule: Literal["cosine", "wsd", "constant"] = (
+        "cosine"  # after warmup; wsd: decays in the last fifth of lr_decay_iters
+    )
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
     warmup_iters: NonNegativeInt = 2000  # steps of linear warmup
     lr_decay_iters: NonNegativeInt = 600000  # step that reaches min_lr; about max_iters, per Chinchilla
@@ -189,6 +192,19 @@ def parse_options(
                 f"{name}={ours}, but {init_from} has {name}={theirs}: leave it out, in a config too{fewer}"
             )
     return Options(**shape | values)
+
+
+def refuse_idle(typed: Iterable[str], options: Options) -> None:
+    """Raise UserError for an option of the command line that has no effect without another."""
+    for needed, is_there, idle in (
+        ("lora_rank", options.lora_rank, ("lora_alpha", "lora_targets")),
+        ("position=rope", options.position == "rope", ("rope_theta", "rope_scaling")),
+        ("mesh=stage:N", "stage" in options.mesh, ("pipeline_schedule", "virtual_stages")),
+        ("decay_lr", options.decay_lr, ("schedule",)),
+    ):
+        if not is_there:
+            others = [name for name in idle if getattr(options, name) != getattr(Options, name)]
+            refuse_unused(typed, others, f" is not used without --{needed}")
 
 
 def without_auto(argv: list[str]) -> list[str]:

@@ -29,7 +29,15 @@ import pandas as pd
 import pydantic.dataclasses
 from pydantic import Field
 
-from common.command_line import Count, Name, Positive, show_help, take_options, value_reader
+from common.command_line import (
+    Count,
+    Name,
+    Positive,
+    refuse_unused,
+    show_help,
+    take_options,
+    value_reader,
+)
 from common.errors import UserError, command
 from common.files import refusing, write_whole
 from config.options import RESUMING, Options, parse_options
@@ -133,6 +141,7 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
 
 def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experiment:
     """Return the experiment, said in full and timed. Raises UserError for what cannot be compared."""
+    refuse_unused(take_options(base, Options)[0], LEFT_OUT, " is not used: compare gives each run its own")
     if not changes or {"", "base"} & {*changes}:
         raise UserError(
             f"{' '.join(base) or 'compare'}: give --change=, once for each: options, a config, or git:COMMIT"

@@ -70,6 +70,11 @@ def test_a_mistake_is_answered_before_anything_is_rented(words, says, no_check):
     assert says in refusal(app.start, [*words.split(), "--run-on-remote"])
 
 
+def test_a_launch_that_lacks_its_switch_runs_nothing_here():
+    said = "--gpu is of a rented machine, of --run-on-remote true: leave it out"
+    assert refusal(app.start, ["--gpu=H100", "config/train_gpt2.py"]) == said
+
+
 def test_a_config_that_would_not_travel_is_refused(no_check, tmp_path):
     (tmp_path / "mine.py").write_text("n_layer = 2\n")
     says = refusal(app.start, [str(tmp_path / "mine.py"), "--run-on-remote"])

@@ -178,6 +178,8 @@ def test_bench_against_torch_goes_on_without_a_compiler():
         ("--vs=torch --window=4", "--vs=torch: PyTorch's step here does not have window=4: leave"),
         ("--vs=torch --mlp=relu2", "--vs=torch: PyTorch's step here does not have mlp=relu2: leave"),
         ("--decode --losses", "--losses is of the training step"),
+        ("--num_processes=2", "--num_processes: one process is timed: leave it out"),
+        ("--serve", "--n_layer is not used: --serve times serve.py with the run in --out_dir: "),
         ("--decode --serve", "--decode and --serve are given: give one of them"),
         ("--vs=torch --mesh=data:2", "--vs=torch compares on one device"),
         (f"--profile={__file__}/trace", f"{__file__}/trace: Not a directory"),

@@ -245,6 +245,7 @@ def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(
         ("--tasks=add --stride=5", "--stride is not used with --tasks: leave it out"),
         ("--ask=a.txt --split=train", "--split is not used with --ask: leave it out"),
         ("--beside=other", "--beside is not used without --tasks or --ask: leave it out"),
+        ("--tasks=add --beside=a,a", "--beside=a,a: a is asked already: name each model once"),
         ("--tasks=add --mesh=data:2", "questions are answered on one device: give --mesh=data:1"),
     ],
 )

@@ -457,6 +457,7 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, tmp
         (dict(reward="mine.py:check"), "mine.py:check: cannot be loaded: FileNotFoundError: "),
         (dict(mesh="data:2"), "rewards are learned from on one device: give --mesh=data:1"),
         (dict(dropout=0.1), "--dropout: learning from rewards does not use it: leave it out"),
+        (dict(lora_alpha=8.0), "--lora_alpha is not used without --lora_rank: leave it out"),
         (dict(max_new_tokens=90), " and with --max_new_tokens=90 more than block_size=96: give fewer"),
     ],
 )

@@ -364,6 +364,15 @@ def test_resume_refuses_another_model_or_optimizer(copied_run, name, ours, their
     assert contents(copied_run) == before
 
 
+@pytest.mark.parametrize(
+    "word", ["--lora_targets=c_q", "--rope_theta=5e5", "--virtual_stages=2", "--schedule=wsd"]
+)
+def test_an_option_that_needs_another_is_refused_without_it(tiny, tmp_path, word):
+    words = [*tiny(tmp_path / "out", decay_lr=False), word]
+    assert refusal(train.main, words).startswith(f"{word.partition('=')[0]} is not used without --")
+    assert not (tmp_path / "out").exists()
+
+
 def spoil(checkpoint: Path) -> None:
     for path in (checkpoint / "model").rglob("d/*"):
         path.write_bytes(path.read_bytes()[:-40])

@@ -147,6 +147,10 @@ def test_nothing_is_answered_before_all_runs_have_ended(clone, tiny_data, tmp_pa
     "change, said",
     [
         ([], "give --change=, once for each: options, a config, or git:COMMIT"),
+        (
+            ["--seed=9", "--change=--n_layer=2"],
+            "--seed is not used: compare gives each run its own: leave it",
+        ),
         (["--change"], "give --change=, once for each: options, a config, or git:COMMIT"),
         (["--change=it's"], "--change=it's (No closing quotation)"),
         (["--change=--learning_rat=1"], "--learning_rat is not an option"),

@@ -52,7 +52,9 @@ class ServeOptions(ModelOptions):
     host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
     port: Port = 8000  # port to listen at; 0: any that is free
     api_key: ApiKey | None = None  # what clients have to send; None: nothing
-    allowed_hosts: Hosts = ""  # without an api_key: more names, with commas, that it is called by; *: any
+    allowed_hosts: Hosts = (
+        ""  # more names, with commas, that it is called by; *: any, as with an api_key alone
+    )
     allow_origins: Origins = ""  # with commas: other sites whose pages may ask
     slots: Count = 16  # requests computed together
     max_waiting: Count = 64  # requests that wait for a slot; others are refused (429)
@@ -64,7 +66,8 @@ class ServeOptions(ModelOptions):
     def hosts(self) -> list[str]:
         """Return the names by which clients may call the server, as *.example.com; "*": any."""
         # Another site's name may lead to 127.0.0.1 (DNS rebinding), but its page has no key.
-        return ["*"] if self.api_key else LOOPBACK + self.allowed_hosts.lower().replace(",", " ").split()
+        named = self.allowed_hosts.lower().replace(",", " ").split()
+        return ["*"] if self.api_key and not named else LOOPBACK + named
 
     @property
     def origins(self) -> list[str]:

@@ -37,7 +37,7 @@ def test_decoding_is_measured_for_one_text_and_for_several_at_once(monkeypatch):
 def test_the_server_is_asked_by_more_and_more_clients(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(generation, "ROWS", (1, 2))
     train.main(tiny(tmp_path / "run", max_iters=1, eval_interval=1, block_size=32))
-    bench.main(["--serve", f"--json={tmp_path}/served.json", *tiny(tmp_path / "run", block_size=32)])
+    bench.main(["--serve", f"--json={tmp_path}/served.json", f"--out_dir={tmp_path}/run", "--device=cpu"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if " at a time" in line]
     assert [row[0] for row in rows] == ["1", "2"] and all(float(x) > 0 for row in rows for x in row[5:])
     first, second = json.loads((tmp_path / "served.json").read_text())["figures"]
@@ -45,5 +45,5 @@ def test_the_server_is_asked_by_more_and_more_clients(tiny, tmp_path, capsys, mo
 
 
 @pytest.mark.slow
-def test_serving_without_a_run_is_one_line(tmp_path, tiny):
-    assert "serve.py did not start there" in refusal(bench.main, ["--serve", *tiny(tmp_path / "none")])
+def test_serving_without_a_run_is_one_line(tmp_path):
+    assert "serve.py did not start there" in refusal(bench.main, ["--serve", f"--out_dir={tmp_path}/none"])

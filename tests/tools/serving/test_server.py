@@ -104,6 +104,8 @@ def test_it_answers_by_its_own_names_alone(url):
     for host in (*own, "evil.example", "127.0.0.1.evil.example", "example.com", ""):
         answer = httpx.get(f"{url}/health", headers={"Host": host})
         assert answer.status_code == (200 if host in own else 400), host
+    assert "gpt.example" in ServeOptions(api_key=KEY, allowed_hosts="gpt.example").hosts
+    assert ServeOptions(api_key=KEY).hosts == ServeOptions(api_key=KEY, allowed_hosts="*").hosts[-1:] == ["*"]
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data", None])
