@@ -7,7 +7,7 @@
     python bench.py config/train_shakespeare_char_cpu.py --decode     sampling, with and without a cache
     python bench.py config/quickstart.py --serve                      the server, once that has trained
 
-It takes train.py's config files and options too. `--steps=N` is how many steps of each variant are timed; the
+It takes train.py's config files and options too. `--steps=N` times at least N steps of each variant; the
 default is about 10 seconds' worth, and at least 3. `--vocab_size` need not be given for a prepared data set.
 `--losses` prints the losses of ten steps on one batch, to be compared with another machine's. `--json=FILE`
 appends the figures, the command and the machine to a file, as one line of JSON.

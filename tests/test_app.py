@@ -61,6 +61,7 @@ def no_check(monkeypatch):
         ("--seed=3 --gpu=H1000", "--gpu=H1000: expected one of none, L4, A10,"),
         ("--seed=3 --gpu=H100:9", "--gpu=H100:9: expected"),
         ("--n_layer=2 --gpu=H100", "that is above --max-dollars=20: give --max-dollars=53"),
+        ("--seed=3 --timeout-hours=25", "--timeout_hours is 25: it should be less than or equal to 24"),
         ("--out_dir=/", "out_dir=/: at Modal it is a name in the Volume"),
         ("--out_dir=../big", "out_dir=../big: at Modal it is a name in the Volume"),
         ("--overwrite=True", "modal volume rm -r nanojaxgpt out instead"),

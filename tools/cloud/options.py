@@ -3,7 +3,9 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from common.command_line import Count, Name, NonNegativeInt, Positive
 from common.devices import DEVICES
@@ -26,7 +28,7 @@ class LaunchOptions:
     run_on_remote: bool = False  # run on Modal, not on this machine
     gpu: Name = "A10"  # T4, L4, L40S, A100-80GB, H100, H200, B200, ...; H100:8: eight; none
     cores: Count | None = None  # CPU cores, with 2 GiB each at least; None: 2 for each GPU
-    timeout_hours: Positive = 4.0  # of one attempt; the next one resumes
+    timeout_hours: Annotated[Positive, Field(le=24)] = 4.0  # of one attempt; the next one resumes
     retries: NonNegativeInt = 2  # further attempts, when time is up or the run is killed
     max_dollars: Positive = 20.0  # refuse what could cost more, all attempts together
     secret: Name = ""  # names of Modal secrets, with commas, as of one with WANDB_API_KEY
