@@ -86,11 +86,8 @@ class Rewarded(Objective):
         model = for_answers(merge(state.model), self.options)
         means = examine(model, self.own, self.sampler)
         shown = rollouts(model, self.begun, self.own, self.sampler)
-        stopped = stop_asked()
-        # Written last: an error above, or a stop, leaves a run that was to be overwritten as it is.
-        if not (stopped and self.options.overwrite):
-            write_whole(self.out_dir / "rewards.json", json.dumps(asdict(self.own), indent=1) + "\n")
-        if stopped:
+        write_whole(self.out_dir / "rewards.json", json.dumps(asdict(self.own), indent=1) + "\n")
+        if stop_asked():
             return None
         write_rollouts(self.out_dir / "rollouts.jsonl", i, shown)
         return means

@@ -96,7 +96,8 @@ class Manifest:
             raise UserError(
                 f"{path}: go on with {trained}, which trained it, or start from it with --init_from"
             )
-        return replace(self, tokenizer=saved.tokenizer, to_beat=saved.to_beat, base=saved.base)
+        to_beat = saved.to_beat if self.sha256 == saved.sha256 else None  # another text's loss says nothing
+        return replace(self, tokenizer=saved.tokenizer, to_beat=to_beat, base=saved.base)
 
     def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
         """Raise UserError where `dataset`, this run's own, has become another text, as far as is known."""
@@ -230,6 +231,15 @@ class Checkpoints:
 
     def iterations(self) -> list[int]:
         return sorted(self.manager.all_steps())
+
+    def of_text(self, sha256: dict[Split, str]) -> list[int]:
+        """Return the iterations whose losses are of this text; damaged checkpoints are left out."""
+        found = []
+        for iteration in self.iterations():
+            with suppress(Damaged):
+                if self.manifest(iteration).sha256 == sha256:
+                    found.append(iteration)
+        return found
 
     def find(self, checkpoint: Checkpoint) -> int:
         """Return the iteration of a checkpoint that there is. Raises UserError."""

@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol
 
 import jax
 
-from runs.checkpoint import Manifest, Score, as_loss
+from common.files import written
+from config.options import Options
+from runs.checkpoint import Checkpoints, Manifest, Score, as_loss
 from runs.metrics import Metrics
 from runs.start import Run
 from training.evaluation import Evaluate
@@ -20,6 +23,7 @@ from training.state import TrainState
 from training.step import StepBatches
 
 StopAsked = Callable[[], int]  # runs/process.py: a status to end with, or 0
+WRITTEN = (".json", ".jsonl", ".png", ".txt")  # the names' ends of what a run writes beside its checkpoints
 Means = dict[str, float]  # of an evaluation, as metrics.jsonl names them
 
 
@@ -69,6 +73,26 @@ def describe(means: Means) -> str:
     return ", ".join(f"{name.replace('/', ' ')} {mean:.4f}" for name, mean in means.items())
 
 
+class Earlier:
+    """A run that --overwrite=True replaces. It stays as it is if no step of the new one can be done."""
+
+    def __init__(self, options: Options, checkpoints: Checkpoints):
+        self.stays, self.checkpoints = options.overwrite, checkpoints
+        files = Path(options.out_dir).iterdir() if self.stays and jax.process_index() == 0 else ()
+        self.contents = {path: path.read_bytes() for path in files if path.suffix in WRITTEN}
+
+    def delete(self) -> None:
+        if self.stays:
+            self.checkpoints.delete_all()
+            self.stays = False
+
+    def restore(self) -> None:
+        """Put its files back, if it stays."""
+        for path, content in self.contents.items() if self.stays else ():
+            with written(path) as file:
+                file.write(content)
+
+
 @dataclass
 class Loop:
     """A run under way."""
@@ -80,8 +104,7 @@ class Loop:
     manifest: Manifest
     loss: float | None  # the score of the state's model, as checkpoints keep it; None: not evaluated yet
     best: float  # the least loss known so far
-    first: Means | None = None  # of the first evaluation, if it was made before
-    overwrites: bool = False  # an earlier run's checkpoints are there
+    earlier: Earlier | None = None
 
     def go(self, end: int, stop_asked: StopAsked) -> int:
         """Train to iteration `end` and return 0, or until asked to stop and return that status."""
@@ -103,16 +126,15 @@ class Loop:
         with self.metrics.making_batch():
             batch = self.objective.batch(i, self.state)
         self.state, report = self.objective.step(self.state, batch)
-        if self.overwrites:
-            jax.block_until_ready(report)  # an error in the first step should not cost the run that is there
-            self.delete_overwritten()
+        if self.earlier and self.earlier.stays:
+            jax.block_until_ready(report)
+            self.earlier.delete()
         self.metrics.step(i, report, self.objective.tokens(batch))  # reads step i - 1's report meanwhile
 
     def evaluate(self, i: int, stop_asked: StopAsked) -> bool:
         """Evaluate the model, and save it if it should be. Return False if asked to stop before the end."""
         self.metrics.catch_up()  # reads the last step's report
-        means, self.first = self.first or self.objective.evaluate(i, self.state, stop_asked), None
-        if means is None:
+        if (means := self.objective.evaluate(i, self.state, stop_asked)) is None:
             return False
         self.metrics.evaluation(i, means, describe(means))
         options, score = self.run.options, self.objective.score
@@ -125,13 +147,9 @@ class Loop:
         return True
 
     def save(self) -> None:
-        self.delete_overwritten()
+        if self.earlier:
+            self.earlier.delete()
         self.run.checkpoints.save(self.state, self.manifest, self.loss)  # copies what a step donates
-
-    def delete_overwritten(self) -> None:
-        if self.overwrites:
-            self.run.checkpoints.delete_all()
-            self.overwrites = False
 
 
 def run_loop(
@@ -139,24 +157,23 @@ def run_loop(
 ) -> int:
     """Train from `state` to `max_iters` and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
+    kept = [] if options.overwrite else checkpoints.of_text(manifest.sha256)
     i = int(state.step)
-    loss = checkpoints.loss(i) if run.resuming else None
+    loss = checkpoints.loss(i) if i in kept else None
     if i == 0:  # saved at a stop, and perhaps evaluated since
         manifest = replace(manifest, to_beat=loss)
-    evaluated, first = loss is not None, None
-    if options.overwrite:  # an error should not cost the run that is there
-        first = objective.evaluate(i, state, stop_asked)
-        if status := stop_asked():
-            return status
-    with closing(Metrics(options, i, run.config, jax.sharding.get_mesh().size, evaluated)) as metrics:
-        kept = [] if options.overwrite else checkpoints.iterations()
-        losses = [manifest.to_beat, *map(checkpoints.loss, kept)]
-        best = min((x for x in losses if x is not None), default=math.inf)
-        loop = Loop(run, objective, metrics, state, manifest, loss, best, first, options.overwrite)
-        status = loop.go(options.max_iters, stop_asked)
-        if status:
-            loop.save()
-            stopped = f"stopped at iter {int(loop.state.step)}; resume with"
-            print(f"{stopped} --out_dir={quote(options.out_dir)} --init_from=resume")
-        checkpoints.wait()
+    losses = [manifest.to_beat, *map(checkpoints.loss, kept)]
+    best = min((x for x in losses if x is not None), default=math.inf)
+    devices, earlier = jax.sharding.get_mesh().size, Earlier(options, checkpoints)
+    try:
+        with closing(Metrics(options, i, run.config, devices, loss is not None)) as metrics:
+            loop = Loop(run, objective, metrics, state, manifest, loss, best, earlier)
+            status = loop.go(options.max_iters, stop_asked)
+            if status and not earlier.stays:
+                loop.save()
+                stopped = f"stopped at iter {int(loop.state.step)}; resume with"
+                print(f"{stopped} --out_dir={quote(options.out_dir)} --init_from=resume")
+            checkpoints.wait()
+    finally:
+        earlier.restore()
     return status

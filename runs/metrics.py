@@ -68,6 +68,8 @@ class Metrics:
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
         if self.primary:
             keep_records(self.path, start, evaluated)
+            if start == 0 and self.wandb is None:
+                Path(options.out_dir, "wandb_id.txt").unlink(missing_ok=True)  # of a run that is overwritten
             write_whole(Path(options.out_dir, "options.json"), json.dumps(vars(options), indent=1) + "\n")
         self.file = open(self.path, "a", buffering=1)  # flushes each line
         self.shown = -math.inf  # when a line of progress was
@@ -115,7 +117,7 @@ class Metrics:
         with naming(self.path):
             self.file.write(json.dumps(record) + "\n")
         if self.wandb is not None:
-            self.wandb.log(record, step=record["iter"])
+            self.wandb.log(record)  # without `step`, by which W&B would drop a curve that goes back
 
     def close(self) -> None:
         if self.wandb is not None:
@@ -211,6 +213,7 @@ def start_wandb(options: Options, resumed: bool):
             id=path.read_text().strip() if resumed and path.exists() else None,
             resume="allow",
         )
+        run.define_metric("*", step_metric="iter")
         write_whole(path, run.id)
         return run
 

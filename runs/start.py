@@ -141,6 +141,7 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
         try:
             saved = checkpoints.manifest(iteration)
             manifest = first.resuming_from(saved, path)
+            manifest = replace(manifest, tokenizer=going_on(saved.tokenizer, run.dataset.meta))
             base = load_base(checkpoints, saved, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")
@@ -152,6 +153,19 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
             if jax.process_count() > 1:
                 raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
             print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
+
+
+def going_on(tokenizer: dict | None, meta: Meta) -> dict | None:
+    """Return the tokenizer of weights that go on with a data set: the same tokens, for what both use them."""
+    if not (tokenizer and "uses" in tokenizer and meta.tokenizer):
+        return meta.tokenizer
+    uses, start = tokenizer["uses"], document_start(meta.tokenizer)
+    if start != document_start(tokenizer):
+        uses = uses | {"document_start": start}
+    if meta.row:  # conversations, which the data's template made
+        learned = ("document_start", "chat_template", "system_message")
+        uses = uses | {name: meta.tokenizer["uses"][name] for name in learned}
+    return tokenizer | {"uses": uses}
 
 
 def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manifest]:
@@ -167,14 +181,8 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
     if not same_tokens(tokenizer, manifest.tokenizer):
         known = f"{options.init_from} is not known to have learned the tokens of"
         print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
-    elif tokenizer and "uses" in tokenizer:  # what the weights use tokens for, as in chats
-        uses, start = tokenizer["uses"], document_start(manifest.tokenizer)
-        if start != document_start(tokenizer):
-            uses = uses | {"document_start": start}
-        if run.dataset.meta.row and manifest.tokenizer:  # conversations, which the data's template made
-            learned = ("document_start", "chat_template", "system_message")
-            uses = uses | {name: manifest.tokenizer["uses"][name] for name in learned}
-        manifest = replace(manifest, tokenizer=tokenizer | {"uses": uses})
+    else:
+        manifest = replace(manifest, tokenizer=going_on(tokenizer, run.dataset.meta))
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:

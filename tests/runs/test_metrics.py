@@ -158,6 +158,13 @@ def test_weights_and_biases_gets_the_same_and_a_resumed_run_goes_on_there(option
         ids.append(wandb.run.id)
         metrics.close()
     assert ids[0] == ids[1] != ids[2]
+    before = replace(options, wandb_log=False, out_dir=f"{options.out_dir}/without")
+    Path(before.out_dir).mkdir()
+    Path(before.out_dir, "wandb_id.txt").write_text(ids[2])  # of a run that is overwritten
+    run(before, 0, 2).close()
+    resumed = run(replace(before, wandb_log=True), 2, 4)
+    assert wandb.run.id not in ids
+    resumed.close()
     (log,) = (metrics.path.parent / "wandb").glob(f"offline-run-*-{ids[2]}/*.wandb")
     content = log.read_bytes()
     for name in (b"tokens_per_second", b"val/loss", b"grad_norm"):
