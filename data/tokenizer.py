@@ -189,7 +189,8 @@ class JsonTokenizer(Tokenizer):
         if len(text) > LONGEST:
             raise ValueError(f"it has {len(text):,} characters, and {LONGEST:,} at most are read at once")
         ids = self.library(special).encode(text, add_special_tokens=add_special_tokens is True).ids
-        return [*self.before, *ids] if add_special_tokens == "before" else ids
+        begun = ids[: len(self.before)] == self.before  # a text that names these tokens itself
+        return [*self.before, *ids] if add_special_tokens == "before" and not begun else ids
 
     @functools.cached_property
     def before(self) -> list[int]:

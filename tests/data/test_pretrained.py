@@ -153,6 +153,8 @@ def test_a_text_to_go_on_with_does_not_end_with_an_end_that_nobody_wrote(begins,
     for text in ("", "the", "the[END]", "[END]"):
         plain = library.encode(text, add_special_tokens=False).ids
         assert tokenizer.encode(text, add_special_tokens="before").tolist() == begins + plain
+        shown = tokenizer.decode(begins + plain)  # of a text that is edited, as the page shows it
+        assert tokenizer.encode(shown, add_special_tokens="before").tolist() == begins + plain
         assert tokenizer.encode(text, add_special_tokens=True).tolist() == [*begins, *plain, END]
 
 

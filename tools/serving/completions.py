@@ -84,7 +84,7 @@ class Completion:
             "object": kind,
             "created": self.created,
             "model": self.served.name,
-            "system_fingerprint": self.served.worker.version,
+            "system_fingerprint": self.jobs[0].version,
             "choices": choices,
             "usage": usage,
         }

@@ -31,6 +31,7 @@ class Job:
     request: Request
     index: int
     made: asyncio.Queue[tuple["Job", Piece | ApiError]]
+    version: str = ""  # of the weights that answer it, once they do
     submitted: float | None = field(default_factory=time.perf_counter)  # None: a token was drawn since
 
 
@@ -148,6 +149,7 @@ class Worker:
         while self.waiting and self.engine.free and not self.newer:
             job = self.waiting.popleft()
             if job in self.pending:
+                job.version = self.version
                 self.running[self.engine.add(job.request)] = job
         if self.running:
             self.step()

@@ -257,10 +257,11 @@ def gpt2s() -> TiktokenTokenizer:
 def test_texts_become_the_tokens_of_the_library_and_tokens_the_text(tmp_path, kind):
     tokenizer = kind()
     written(tmp_path, large(replace(GPT2, vocab_size=tokenizer.vocab_size), None), tokenizer=tokenizer)
-    *answers, half = ask(tmp_path, *(("inside/tokens", {"text": text}) for text in [*TEXTS, "a\ud83d"]))
-    for text, found in zip(TEXTS, answers, strict=True):
+    texts = [*TEXTS, "<|begin|>the end"]
+    *answers, half = ask(tmp_path, *(("inside/tokens", {"text": text}) for text in [*texts, "a\ud83d"]))
+    for text, found in zip(texts, answers, strict=True):
         ids = [token["id"] for token in found["tokens"]]
-        assert ids == tokenizer.encode(text, add_special_tokens=True).tolist()
+        assert ids == tokenizer.encode(text, add_special_tokens="before").tolist()
         spelled, tokens = read_prompt(tokenizer, np.array(ids))
         assert [token["text"] for token in found["tokens"]] == [spelled[x.start : x.end] for x in tokens]
     assert half["error"] == "The text has half of a character: take it out."

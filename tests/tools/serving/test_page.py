@@ -152,6 +152,20 @@ def test_a_value_out_of_range_is_marked_and_not_sent(page):
     written(page, 5)
 
 
+def test_a_server_that_allows_few_tokens_is_asked_for_no_more(open_page, browser):
+    def allow_few(route):
+        told = route.fetch().json()
+        told["limits"]["max_tokens"] = 20
+        route.fulfill(json=told)
+
+    (context := browser.new_context()).route("**/inside/model", allow_few)
+    page = open_page(context=context)
+    page.locator("#area").fill("the ")
+    button(page, "Write").click()
+    written(page, 20)
+    context.close()
+
+
 def test_a_long_text_scrolls_along_while_it_is_written(open_page):
     page = open_page(viewport={"width": 800, "height": 500})
     write(page, "\n".join("the quick" for _ in range(30)), tokens=200)
@@ -567,7 +581,7 @@ def test_the_key_is_asked_for_until_it_is_right_or_the_reader_has_none(browser, 
         assert asked and not [url for url in asked if "/inside/" in url]
         page.context.close()
 
-        page = visit("another-key", "a-secret-key")
+        page = visit("another-key", "a-secret-key\u200b")  # with a space of no width, as from a page
         page.wait_for_selector(".by:has-text('An example')")
         button(page, "Write").click()
         written(page, 100)

@@ -287,6 +287,26 @@ def test_the_checkpoint_before_answers_beside(open_page, server, renderer):
     assert "before: before" in other.inner_text() and "iteration 0" in own.inner_text()
 
 
+def test_an_answer_beside_stays_when_the_next_is_asked_for_before_it_is_there(open_page):
+    page = open_page("chat?temperature=0&max_tokens=6", **NO_EXAMPLE)
+    page.get_by_label("Beside").select_option("before: before")
+    beside, own = [], []
+    page.route("**/inside/continuation", lambda route: beside.append(route))
+    page.get_by_label("Message").fill("the cat?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#chat-told:has-text('before: before: answering')")
+    page.route("**/v1/completions", lambda route: own.append(route))
+    page.get_by_label("Message").fill("the mat?")
+    with page.expect_request("**/v1/completions"):
+        page.keyboard.press("Enter")
+    beside[0].continue_()
+    expect(page.locator("#turns .pair")).to_have_count(1)
+    own[0].continue_()
+    expect(page.locator("#turns li")).to_have_count(4)
+    page.wait_for_selector("#chat-told:has-text('before: before: answering')")
+    expect(page.locator("#turns .pair")).to_have_count(1)
+
+
 def test_what_was_not_learned_is_grey_and_not_in_the_averages(open_page):
     page = open_page("chat?temperature=0&max_tokens=6", **NO_EXAMPLE)
     say(page, "the cat?", turns=2)
@@ -301,6 +321,18 @@ def test_what_was_not_learned_is_grey_and_not_in_the_averages(open_page):
     )
     assert sides == ["unlearned"] * (len(sides) - 6) + [""] * 6
     assert page.locator("#tokens .special").count() == 4  # the document's start, two turns' starts, one end
+
+    def bytes_of_answer():
+        rows = page.locator("#loss-figures div").all()
+        found = {row.locator("dt").inner_text(): float(row.locator("dd").inner_text()) for row in rows}
+        return found["bits per token"] * found["tokens of answers"] / found["bits per byte"]
+
+    before = bytes_of_answer()
+    button(page, "Edit").click()
+    page.locator("#area").fill(page.locator("#area").input_value() + "<|im_end|>")
+    button(page, "Done").click()
+    expect(figures).not_to_have_text("6")
+    assert bytes_of_answer() == pytest.approx(before, rel=0.01)  # the name of a special token is not text
 
 
 @with_axe

@@ -456,6 +456,19 @@ def test_the_checkpoint_that_is_served_may_be_any_of_the_run(run):
     assert served.worker.version == "iter-10"
 
 
+def test_an_answer_names_the_weights_that_wrote_it(run):
+    """Newer ones begin in the moment when its last token is drawn."""
+    with serving(compiled=False, out_dir=str(run)) as (url, served):
+        body = {"prompt": "the ", "max_tokens": 60, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=DEADLINE) as answer:
+            chunks = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
+            said = {next(chunks)["system_fingerprint"]}
+            served.worker.replace(served.worker.model, "newer")
+            said |= {chunk["system_fingerprint"] for chunk in chunks}
+        wait_until(lambda: served.worker.version == "newer")
+    assert said == {f"iter-{Checkpoints(str(run)).latest()}"}
+
+
 def test_a_run_is_followed_past_checkpoints_that_cannot_be_served(
     run, char_run, tmp_path, monkeypatch, capsys
 ):

@@ -48,6 +48,7 @@ async function send(path, options, tries = TRIES) {
   }
   if (answer.status === 401) {
     if (key === tried) key = prompt("This server asks for a key: the one of --api_key.");
+    key = key?.replace(/[^!-~]/g, "") ?? null; // a header cannot hold others, as a space of no width
     if (key !== null) sessionStorage.setItem("api-key", key); // forgotten when the tab is closed
     return send(path, options, tries);
   }

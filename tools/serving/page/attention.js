@@ -59,7 +59,12 @@ arrows(byId("frame"), (right, down) => {
   return true;
 });
 
-effect(() => isShown() && grid.replaceChildren(...drawHeads()));
+effect(() => {
+  if (!isShown()) return;
+  const had = grid.contains(document.activeElement), { layer, head } = chosen.peek();
+  grid.replaceChildren(...drawHeads());
+  if (had) [...grid.children].find(({ title }) => title === headName(layer, head))?.focus();
+});
 effect(() => {
   const { layer, head: number } = chosen.value, name = headName(layer, number);
   for (const one of grid.children) {

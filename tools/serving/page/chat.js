@@ -138,14 +138,15 @@ const promptOf = (i) => post("inside/chat",
 async function reply(before, said = { role: "assistant", content: "", tokens: [] }) {
   const asked = promptOf(before.length);
   tell("answering …");
+  const kept = () => turns.peek().slice(0, before.length); // compare() may have added to one meanwhile
   const longest = said.tokens.length ? model.peek().config.block_size : Infinity; // an answer may have become longer
   const prompt = asked.then(({ tokens }) => idsOf([...tokens, ...said.tokens]).slice(-longest));
   const told = await streamed(prompt, answering, (more, about) => {
     const tokens = [...said.tokens, ...more];
     said = { ...said, ...about, tokens, content: spelled(tokens) };
-    turns.value = [...before, said]; // until now a former answer is there
+    turns.value = [...kept(), said]; // until now a former answer is there
   });
-  if (said.tokens.length) turns.value = [...before, said]; // also where a picked token was the last
+  if (said.tokens.length) turns.value = [...kept(), said]; // also where a picked token was the last
   const { messages_left_out: leftOut } = await asked;
   await compare();
   tell(leftOut ? `${told}. The first ${leftOut} messages no longer fit: the model has not read them.` : told);
@@ -177,6 +178,7 @@ async function look(i, n, span) {
 /** Answer turn i with another token n, and go on from there unless that ends it. */
 async function branch(i, n, token) {
   if (answering.peek() || !valid()) return;
+  byId("send").focus(); // the token that had the focus goes; here Escape stops the answer
   const before = turns.peek().slice(0, i), turn = turns.peek()[i], begun = turn.tokens.slice(0, n);
   const ends = model.peek().marks.ends.includes(token.id);
   const tokens = ends ? begun : [...begun, await picked(token, begun)];

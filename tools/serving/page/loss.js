@@ -78,11 +78,13 @@ function draw() {
   showCurves([...(some ? [series("text", 1, average)] : []), ...(one ? [series("chosen token", 3, (all) => all[chosen])] : [])]);
   byId("sides").hidden = !others;
   const each = (figure) => [mine, others].filter(Boolean).map(figure).join(" / ");
-  const bytes = new TextEncoder().encode(spelled(counted(tokens.slice(n)))).length;
+  const { special = [], ends = [] } = model.value?.marks ?? {}, marks = new Set([...special, ...ends]); // no text
+  const written = counted(tokens.slice(n)).filter(({ id }) => !marks.has(id));
+  const bytes = new TextEncoder().encode(spelled(written)).length;
   byId("loss-figures").replaceChildren(...(mine ? figures([
     ["bits per token", some && each((x) => average(x).toFixed(3))],
     ["perplexity", some && each((x) => Number((2 ** average(x)).toPrecision(4)).toLocaleString("en"))],
-    ["bits per byte", some && each((x) => ((average(x) * some) / bytes).toFixed(3))],
+    ["bits per byte", bytes && each((x) => ((average(x) * some) / bytes).toFixed(3))],
     [some < mine.length ? "tokens of answers" : "tokens", some.toLocaleString("en")],
     ["bits of the chosen token", one && each((x) => x[chosen].toFixed(2))],
   ]) : []));

@@ -16,6 +16,8 @@ for (const input of inputs) {
 
 effect(() => {
   const most = { top_k: model.value?.vocab_size, max_tokens: model.value?.limits.max_tokens };
+  const { max_tokens } = settings.value; // usually 100, and the server may allow fewer
+  if (max_tokens > most.max_tokens) settings.value = { ...settings.value, max_tokens: most.max_tokens };
   for (const input of inputs) {
     const value = settings.value[input.name], range = input.type === "range";
     input.max = most[input.name] ?? input.max;

@@ -60,7 +60,10 @@ export function Tokenizer(description) {
   }
 
   return {
-    encode: (text) => [...before, ...within(text), ...after],
+    encode(text) {
+      const ids = within(text), begun = before.every((id, i) => id === ids[i]); // the text names these tokens itself
+      return [...(begun ? [] : before), ...ids, ...after];
+    },
     spellsSpecial: (text) => String(within(text)) !== String(within(text, ordinary)),
     /** The tokens of parts, each with whether a program wrote it: what a person says has no special tokens. */
     join: (parts) => parts.flatMap(([text, ours]) => within(text, ours ? any : ordinary)),
