@@ -2,9 +2,12 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +20,15 @@ import rl
 import train
 from config.options import Options
 from data.prepare import prepare
-from data.tasks import Question, questions
+from data.tasks import Question, questions, split_of
 from data.tasks import main as write_tasks
 from data.tokenizer import from_json
 from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
 from fast import How, faster
 from generation.decode import limit_vocabulary
+from generation.engine import Request
+from generation.sampling import GREEDY, PLAIN
 from rewards import answers, policy
 from rewards.evaluation import write_rollouts
 from rewards.options import RewardOptions
@@ -136,6 +141,28 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
         np.testing.assert_allclose(named_arrays(others)[name], array, atol=at)
 
 
+@pytest.mark.parametrize("kl", [0.0, 0.5])
+def test_an_answer_weighs_as_much_as_its_worth_is_above_its_groups_mean(kl, base, monkeypatch):
+    """Whatever its row: those of a group that are worth the same come last. KL is that to the start."""
+    model, manifest, _ = load_run(str(base / "run"))
+    start, tokenizer = jax.tree.map(lambda x: 1.5 * x, model), from_json(manifest.tokenizer)
+    sampler = answers.Sampler(tokenizer, 6, lambda q, text: sum(text.encode()) * (q.task == "add"))
+    asked = [next(questions(task, "train", 0)) for task in ("count", "add") for _ in range(4)]
+    drawn = sampler(model, asked, jax.random.key(0))
+    options = replace(manifest.options, gradient_accumulation_steps=2, batch_size=4)
+    step = Mock(side_effect=lambda state, x, *_: (state, {}, np.zeros(x.shape)))
+    monkeypatch.setattr(policy, "policy_step", step)
+    own = RewardOptions(group=4, max_new_tokens=6, kl=kl)
+    policy.take_step(SimpleNamespace(model=model), drawn, options, own, sampler.limit(start))
+    before = [logprobs_of(start, dict(prompt=a.prompt), dict(tokens=a.tokens)).sum() for a in drawn]
+    worth = [a.reward - kl * (a.logprobs.sum() - b) for a, b in zip(drawn, before, strict=True)]
+    above = np.array(worth) - np.repeat([np.mean(worth[:4]), np.mean(worth[4:])], 4)
+    x, y, weights = (np.concatenate(each) for each in step.call_args.args[1:4])
+    expected = {row.tobytes(): a for row, a in zip(np.hstack(policy.rows_of(drawn, 96)), above, strict=True)}
+    found = {row.tobytes(): 8 * 6 * w for row, w in zip(np.hstack([x, y]), weights, strict=True)}
+    assert found == pytest.approx(expected, abs=1e-3) and max(abs(above)) > 0.1
+
+
 def reward(folder, code) -> str:
     """Write a reward whose body is `code`, and return its name."""
     (folder / "mine.py").write_text(f"def check(question, text):\n    {code}\n")
@@ -150,11 +177,21 @@ def learned(base):
     return base / "learned"
 
 
-def test_the_engine_draws_with_the_probabilities_that_training_computes(learned):
-    """Both among the tokenizer's tokens alone, of which the model has more."""
-    steps = [r for r in records(learned) if "difference" in r]
-    assert len(steps) == 4 and all(r["difference"] < 1e-5 for r in steps)
-    assert steps[0]["grad_norm"] > 0  # the weights have changed between them
+def test_the_engine_draws_with_the_probabilities_that_training_computes(base, learned, tmp_path, monkeypatch):
+    """Both among the tokenizer's tokens alone, of which the model has more; with adapters, too."""
+    asked, run = [], dict(reward=reward(base, "return -len(text)"), learning_rate=3e-2, eval_interval=4)
+    monkeypatch.setattr(answers, "Request", lambda *a, **more: asked.append(a) or Request(*a, **more))
+    learn(base, tmp_path / "lora", lora_rank=2, **run)
+    for out in (learned, tmp_path / "lora"):
+        steps = [r for r in records(out) if "difference" in r]
+        assert len(steps) == 4 and all(r["difference"] < 1e-5 and r["entropy"] > 0 for r in steps)
+        assert steps[0]["grad_norm"] > 0  # the weights have changed between them
+    last = rollouts(tmp_path / "lora")[-1]["answers"][0]
+    assert np.abs(np.array(last["before"]) - last["logprobs"]).max() > 1e-3
+    # Two evaluations ask for greedy answers, and for groups of the same keys; each step has others.
+    assert Counter(settings for _, _, _, settings, *_ in asked) == {GREEDY: 2 * 2 * 3, PLAIN: (4 + 2) * 16}
+    keys = {str(key) for _, key, _, settings, *_ in asked if settings == PLAIN}
+    assert len(keys) == (4 + 1) * 16
 
 
 def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
@@ -164,7 +201,8 @@ def test_rollouts_show_groups_of_answers_before_and_after(base, learned):
     ]
     start = load_run(str(base / "run"))[0]
     for line in lines:
-        assert len(line["answers"]) == 4 and sum(answer["advantage"] for answer in line["answers"]) == 0
+        rewards, above = ([answer[name] for answer in line["answers"]] for name in ("reward", "advantage"))
+        assert len(rewards) == 4 and above == pytest.approx(np.array(rewards) - np.mean(rewards))
         for answer in line["answers"]:
             np.testing.assert_allclose(answer["before"], logprobs_of(start, line, answer), atol=1e-4)
             moved = np.abs(np.array(answer["before"]) - answer["logprobs"]).max()
@@ -200,6 +238,8 @@ def test_steps_of_fewer_questions_than_tasks_ask_all_by_turns():
         4 * ["reverse"] + 4 * ["add"],
         4 * ["count"] + 4 * ["reverse"],
     ]
+    subjects = {f"{q.task} {q.subject}".encode() for i in range(9) for q in policy.ask(i, options, own)}
+    assert {split_of(subject) for subject in subjects} == {"train"}
 
 
 def test_an_evaluation_replaces_the_rollouts_of_what_is_done_again(tmp_path):
@@ -321,9 +361,9 @@ def test_a_run_whose_start_is_another_now_is_refused(base, learned, tmp_path):
     assert text.startswith(f"{out}: it began with other weights than {start} has now: put those back")
 
 
-def recited(base, text: str) -> str:
+def recited(base, text: str, run: str = "run") -> str:
     """Return the answer of the run's likeliest tokens, four at most, to a prompt that transformers writes."""
-    model, _, _ = load_run(str(base / "run"))
+    model, _, _ = load_run(str(base / run))
     theirs = transformers.AutoTokenizer.from_pretrained(base / "tokenizer")
     messages = [{"role": "user", "content": text}]
     ids = theirs.encode(theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
@@ -332,18 +372,21 @@ def recited(base, text: str) -> str:
     return theirs.decode(ids[-4:]).split("<|im_end|>")[0]
 
 
-def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, capsys):
+def test_evaluate_counts_the_right_answers_of_several_models(base, learned, tmp_path, capsys):
     """The run recites; greedily, its answers are those of the likeliest tokens one after the other."""
-    options = dict(out_dir=base / "run", beside=base / "run", tasks="count", questions=12, max_new_tokens=4)
+    options = dict(out_dir=base / "run", beside=learned, tasks="add,count", questions=12, max_new_tokens=4)
     evaluate.main(words(**options, json=tmp_path / "answers.json", mesh="data:1", dtype="float32"))
-    found = json.loads((tmp_path / "answers.json").read_text())["models"][str(base / "run")]["count"]
+    found = json.loads((tmp_path / "answers.json").read_text())["models"]
     asked = [*islice(questions("count", "test", 0), 12)]
     assert len({question.subject for question in asked}) == 12
-    right = sum(recited(base, question.text).strip() == question.answer for question in asked)
-    assert found["greedy"][0] == pytest.approx(right / 12)
-    assert 0 < found["greedy"][1] < right / 12 < found["greedy"][2] < 1
-    assert found["greedy"][3] == 1.0  # of no other model than itself
-    assert "greedy: right of 12 held-out questions of each task" in capsys.readouterr().out
+    right = [[recited(base, q.text, run).strip() == q.answer for q in asked] for run in ("run", "learned")]
+    (share, low, high, p), theirs = (of_model["count"]["greedy"] for of_model in found.values())
+    assert [*found] == [str(base / "run"), str(learned)] and p == 1.0  # of no other model than itself
+    assert [share, theirs[0]] == pytest.approx(np.mean(right, axis=1)) and share != theirs[0]
+    assert 0 < low < share < high < 1
+    printed, subjects = capsys.readouterr().out, {q.subject for q in islice(questions("add", "test", 0), 12)}
+    assert "greedy: right of 12 held-out questions of each task" in printed
+    assert len(subjects) < 12 and printed.count(f"% of {len(subjects)} (") == 4  # of two models, both ways
 
 
 def test_evaluate_answers_the_lines_of_a_file(base, tmp_path, capsys):

@@ -115,7 +115,12 @@ def test_the_seed_decides():
 def test_the_command_writes_conversations(tmp_path):
     main([f"--to={tmp_path}/a.jsonl", "--n=5", "--tasks=add,order"])
     lines = [json.loads(line)["messages"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    assert len(lines) == 5 and all([m["role"] for m in line] == ["user", "assistant"] for line in lines)
+    assert all([m["role"] for m in line] == ["user", "assistant"] for line in lines)
+    asked = list(islice(mixed(["add", "order"], "train", 1), 5))
+    assert [[m["content"] for m in line] for line in lines] == [[q.text, q.answer] for q in asked]
+    main([f"--to={tmp_path}/a.jsonl", "--n=5", "--tasks=add,order", "--wrong=0.99"])
+    lines = [json.loads(line)["messages"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [answer["content"] for _, answer in lines[2:]] == [q.answer for q in asked[:3]]
     assert "spell: unknown; known are add, " in refusal(main, [f"--to={tmp_path}/b.jsonl", "--tasks=spell"])
     assert "name each task once" in refusal(named_tasks, "add,add")
     assert "--to=<file>.jsonl is needed" in refusal(main, [])
