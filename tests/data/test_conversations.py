@@ -323,6 +323,15 @@ def test_a_column_of_parquet_is_read_as_lines_of_json_are(prepared, folder, tmp_
         assert (tmp_path / name).read_bytes() == (prepared / name).read_bytes()
 
 
+def test_copies_stay_in_one_split_and_what_comes_after_the_limit_is_not_read(folder, tmp_path):
+    lines = [{"messages": conversation(seed)} for seed in range(40)]
+    prepare_chat(write(tmp_path / "a.jsonl", *lines, *lines, "{"), folder, tmp_path / "chat", "--limit=80")
+    dataset = Dataset(str(tmp_path / "chat"))
+    decode, ids = from_json(dataset.meta.tokenizer).decode, (dataset.tokens(s).ids for s in ("train", "val"))
+    train, val = ({*decode(each).split("<|endoftext|>")} - {""} for each in ids)
+    assert train and val and not train & val
+
+
 @pytest.mark.parametrize("sampling", ["random", "epoch"])
 def test_a_batch_has_rows_and_targets_where_the_answers_are(prepared, sampling):
     dataset = Dataset(str(prepared))
@@ -332,9 +341,12 @@ def test_a_batch_has_rows_and_targets_where_the_answers_are(prepared, sampling):
         x, y = Batches(tokens, 3, 63, 0, sampling)(i)
         assert x.shape == y.shape == (3, 63) and (x[:, 0] == 0).all()
         np.testing.assert_array_equal(np.where(y[:, :-1] >= 0, y[:, :-1], x[:, 1:]), x[:, 1:])
+        assert (y >= 0).any()
         for row in y:
             learned = decode(row[row >= 0])
             assert {part + "<|im_end|>" for part in learned.split("<|im_end|>")[:-1]} <= answers
+    drawn = {start for i in range(99) for start in Batches(tokens, 3, 63, 0, sampling).starts(i)}
+    assert drawn == {*range(0, len(tokens), 64)}
 
 
 def test_the_whole_split_has_each_row_once_and_the_bytes_of_the_answers(prepared):
