@@ -104,16 +104,15 @@ def test_a_row_without_penalties_keeps_every_bit_beside_one_that_has_some():
 
 @pytest.mark.parametrize(
     "temperature, settings",
-    [(1.0, {}), (0.5, {"top_k": 5}), (1.7, {"top_p": 0.7}), (1.7, {"top_k": 8, "top_p": 0.8})],
+    [(1.0, {}), (0.5, {"top_k": 5}), (1.7, {"top_k": 8, "top_p": 0.8}), (0.5, {"min_p": 0.12})],
 )
 def test_draws_have_the_frequencies_that_transformers_gives(temperature, settings):
     """By Pearson's chi-squared test, with a fixed key."""
     n, logits = 20_000, LOGITS[:1, :12] / 3
     expected = TemperatureLogitsWarper(temperature)(None, torch.tensor(logits))
-    if "top_k" in settings:
-        expected = TopKLogitsWarper(settings["top_k"])(None, expected)
-    if "top_p" in settings:
-        expected = TopPLogitsWarper(settings["top_p"])(None, expected)
+    for name, theirs in dict(top_k=TopKLogitsWarper, top_p=TopPLogitsWarper, min_p=MinPLogitsWarper).items():
+        if name in settings:
+            expected = theirs(settings[name])(None, expected)
     expected = n * expected.double().softmax(-1)[0].numpy()
 
     drawn = sample(jnp.tile(logits, (n, 1)), keys(n), temperature=temperature, **settings)
