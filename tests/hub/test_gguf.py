@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from data.conversations import Renderer
 from data.train_tokenizer import save, train
@@ -17,6 +18,7 @@ from hub.gguf_file import modelfile, write_gguf
 from model import GPT, GPTConfig
 from tests.helpers import ROOT, refusal
 from tests.models import large
+from tests.reference import LLAMA3
 
 ROPE = dict(position="rope", norm="rmsnorm")
 SHAPES = {
@@ -48,6 +50,8 @@ def made(path, name, tokenizer, kind="f32", **changes) -> GPT:
 )
 def test_transformers_computes_the_same_logits(name, kind, tokenizer, tmp_path):
     model = made(tmp_path / "a.gguf", name, tokenizer, kind)
+    written = {tensor.tensor_type.name for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+    assert written == {"F32", kind.upper()}
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="a.gguf", dtype=torch.float32)
     tokens = np.random.default_rng(0).integers(320, size=(2, 8))
     with torch.no_grad():
@@ -56,6 +60,15 @@ def test_transformers_computes_the_same_logits(name, kind, tokenizer, tmp_path):
     # A half has 11 bits, and q8_0 8: of logits of about 10, after two layers.
     rounding = {"f32": 1e-4, "f16": 2e-2, "q8_0": 0.3}[kind]
     assert found.std() > 1 and np.abs(found - expected).max() < rounding
+
+
+def test_llama_3s_frequencies_are_divided_by_the_factors_in_the_file(tokenizer, tmp_path):
+    made(tmp_path / "a.gguf", "llama", tokenizer, rope_scaling=8.0)
+    (factors,) = (x.data for x in gguf.GGUFReader(tmp_path / "a.gguf").tensors if "rope_freqs" in x.name)
+    rope = dict(rope_type="default", rope_theta=10000.0), LLAMA3 | dict(factor=8.0, rope_theta=10000.0)
+    shape = dict(hidden_size=64, num_attention_heads=4)
+    plain, scaled = (LlamaRotaryEmbedding(LlamaConfig(**shape, rope_parameters=x)).inv_freq for x in rope)
+    np.testing.assert_allclose(factors, plain / scaled, rtol=1e-5)
 
 
 def test_the_tokenizer_is_in_the_file(tokenizer, tmp_path):
