@@ -19,6 +19,8 @@ def test_json_that_cannot_be_read_is_a_value_error_of_one_line(tmp_path):
             read_json(path)
         except ValueError as error:
             assert str(error) and "\n" not in str(error), what
+        else:  # a value in its place, which JSON may have
+            assert re.search(" is | instead$|without [ab]$", what) and "nested" not in what, what
     for missing in (tmp_path / "none", path / "none"):
         with pytest.raises(ValueError, match="No such file|Not a directory"):
             read_json(missing)
