@@ -4,6 +4,7 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
+import train
 from config.options import Options
 from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh, parse
@@ -76,3 +77,8 @@ def test_what_the_mesh_cannot_split_evenly_is_one_line(mesh, changes, says):
     shape = dict(n_embd=64, n_head=4) | changes
     B, A = shape.pop("B", 8), shape.pop("A", 1)
     assert says in refusal(check_fit, make_mesh(mesh), GPTConfig(**shape), B, A)
+
+
+def test_a_run_is_refused_before_it_begins(tiny, tmp_path):
+    said = refusal(train.main, tiny(tmp_path / "out", mesh="data:8"))
+    assert said.startswith("batch_size=4 must be a multiple of data x fsdp = 8")
