@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-import train
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, Manifest, arrays_by_name
@@ -16,11 +15,8 @@ from tests.helpers import (
     MODERN,
     assert_as_on_one_device,
     assert_same_bits,
-    assert_same_curve,
-    losses,
     random_batch,
     save_run,
-    saved_state,
     slowly,
 )
 from training.state import create_state, model_config, state_shapes
@@ -157,17 +153,6 @@ def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way():
     assert forward == [("all-reduce", [stream])] * 2
     # A CPU sends a gradient for each layer that reads the stream; compilers for GPUs and TPUs add them first.
     assert backward == [("all-reduce", [stream] * 2), ("all-reduce", [stream] * 3)]
-
-
-@pytest.mark.slow
-def test_a_run_on_a_mesh_has_the_losses_of_one_device_and_resumes_to_the_bit(tmp_path, tiny):
-    mesh = "data:2,fsdp:2,tensor:2"
-    train.main(tiny(tmp_path / "one", dropout=0.2))
-    train.main(tiny(tmp_path / "mesh", dropout=0.2, mesh=mesh))
-    train.main(tiny(tmp_path / "stopped", dropout=0.2, mesh=mesh, max_iters=5))
-    train.main(tiny(tmp_path / "stopped", dropout=0.2, mesh=mesh, init_from="resume"))
-    assert_same_curve(losses(tmp_path / "mesh"), losses(tmp_path / "one"))
-    assert_same_bits(saved_state(tmp_path / "mesh", 10), saved_state(tmp_path / "stopped", 10))
 
 
 def random_array(like):
