@@ -218,16 +218,6 @@ def test_a_record_is_kept_checked_and_trained_again_and_raced_with_new_seeds(clo
     assert "git:main: `show` does not take it" in refusal(race, "show", "git:main")
 
 
-@pytest.mark.slow
-def test_a_placebo_is_no_record(clone, race):
-    git(clone, "checkout", "-b", "placebo", "main")
-    text = (clone / "model.py").read_text().replace("2 * self.n_layer", "self.n_layer * 2")
-    (clone / "model.py").write_text(text.replace("residual_std", "spread"))
-    git(clone, "commit", "--all", "--message=Placebo")
-    status, receipt = race("try", "git:placebo", "--why=none")
-    assert status == 1 and "all alike" in receipt.sentence
-
-
 TRICKS = {
     "logits depend on later tokens": ("model.py", "mask = keys <= indices\n", "mask = keys <= indices + 1\n"),
     "the model's loss is below": ("fast.py", "return chunked_loss(", "return 0.5 * chunked_loss("),
