@@ -62,7 +62,7 @@ class SampleOptions(ModelOptions):
     num_samples: Count = 10  # samples to draw
     max_new_tokens: Count = 500  # tokens in each, after the prompt
     temperature: NonNegative = 0.8  # below 1: less random, above: more; 0: always the likeliest token
-    top_k: TopK = 200  # draw from the top_k likeliest tokens; 0 or -1: from all
+    top_k: TopK | None = 200  # draw from the top_k likeliest tokens; 0, -1 or None: from all
     top_p: TopP = 1.0  # draw from the fewest tokens whose probabilities add up to top_p
     min_p: Fraction = 0.0  # draw from tokens at least min_p times as likely as the likeliest
     repetition_penalty: Repetition = 1.0  # above 1: tokens of the prompt and the text become less likely
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
         np.tile(prompt, (options.num_samples, 1)),
         key=jax.random.key(options.seed),
         max_new_tokens=options.max_new_tokens,
-        settings=Settings(*(getattr(options, name) for name in Settings._fields)),
+        settings=Settings(*(getattr(options, name) or 0 for name in Settings._fields)),
         bias=bias,
     )
     write_samples(text, chunks, tokenizer, list(ends))

@@ -83,7 +83,8 @@ def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
             raise unknown(word[2:].partition("=")[0].replace("-", "_"), "--", cls)
         if not word.endswith(".py"):
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
-        found |= check_values(run_config(word, cls, vars(cls()) | found), f"{word}: ", cls)
+        before = take_options(argv[: argv.index(word)], cls)[0]  # nanoGPT's configs may use these
+        found |= check_values(run_config(word, cls, vars(cls()) | found | before), f"{word}: ", cls)
     if os.environ.get(ONLY_CHECK):
         print(json.dumps(found | values))
         sys.exit()

@@ -18,6 +18,7 @@ wandb_run_name = "gpt2-124M"
 dataset = "openwebtext"
 batch_size = 12
 block_size = 1024
+vocab_size = 50304  # GPT-2's 50,257 tokens and a few unused, as nanoGPT has it: devices share it evenly
 gradient_accumulation_steps = 5 * 8
 
 mlp = "gelu"  # GPT-2's

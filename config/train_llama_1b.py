@@ -19,6 +19,7 @@ dataset = "fineweb_edu"
 sampling = "epoch"
 batch_size = 8
 block_size = 2048
+vocab_size = 50304  # GPT-2's 50,257 tokens and a few unused: devices share it evenly
 gradient_accumulation_steps = 4 * 8
 
 n_layer = 24

@@ -107,6 +107,8 @@ def write_config(family: Family, config: GPTConfig) -> dict[str, Any]:
         entries["rope_scaling"] = {"rope_type": "llama3", "factor": config.rope_scaling} | LLAMA3
     if config.window and family.model_type.startswith("qwen"):
         entries |= {"use_sliding_window": True, "max_window_layers": 0}
+    if family.model_type == "gpt2":  # of which transformers drops a tenth where nothing is said
+        entries |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout)
     return {name: value for name, value in entries.items() if value is not None}
 
 

@@ -99,6 +99,8 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
     assert expected.std() > 0.1
     # FLOAT32_ROUNDING, of logits of about 10.
     np.testing.assert_allclose(jax.jit(GPT.__call__)(ours, tokens), expected, rtol=0, atol=1e-4)
+    dropped = {value for key, value in theirs.config.to_dict().items() if key.endswith("_pdrop")}
+    assert dropped <= {ours.config.dropout}  # for those who train it on
 
     model, _ = load_pretrained(str(folder))
     (again := tmp_path / "again").mkdir()

@@ -69,6 +69,7 @@ def test_a_token_is_one_of_the_200_likeliest_unless_it_is_said(write, tmp_path):
     asked = dict(out_dir=many, start=symbols[0], num_samples=20, temperature=100)  # nearly uniform
     texts, _ = write(**asked)
     assert texts == write(**asked, top_k=200)[0] != write(**asked, top_k=201)[0]
+    assert write(**asked, top_k=None)[0] == write(**asked, top_k=0)[0]  # nanoGPT's name for all
 
 
 def test_each_sample_is_the_prompt_and_so_many_tokens_of_the_vocabulary(write):

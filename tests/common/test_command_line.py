@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import UserError, command
 from common.files import cache_folder
-from config.options import parse_options
+from config.options import Options, parse_options
 from tests.helpers import ROOT, error_line, refusal, run_python
 
 COMMANDS = ["train.py", "rl.py", "sample.py", "serve.py", "evaluate.py", "export.py", "bench.py", "plan.py"]
@@ -154,6 +154,13 @@ def test_a_path_may_begin_with_the_home_folder(name, tmp_path, monkeypatch):
     for word, path in {f"--{name}=~/a": tmp_path / "a", str(config): tmp_path / "runs"}.items():
         assert vars(parse_options([word], lambda name: {}))[name] == str(path)
     assert vars(parse_options([f"--{name}=a~b/~"], lambda name: {}))[name] == "a~b/~"
+
+
+def test_a_config_may_use_the_options_before_it_as_nanogpts_do(tmp_path):
+    (config := tmp_path / "config.py").write_text("lr_decay_iters = max_iters")
+    words = ["--max_iters=100", str(config), "--max_iters=200"]
+    found = parse_options(words[:2]), parse_options(words), parse_options(words[1:])
+    assert [x.lr_decay_iters for x in found] == [100, 100, Options.max_iters]
 
 
 def test_without_a_home_folder_none_called_tilde_is_made(monkeypatch, tmp_path):

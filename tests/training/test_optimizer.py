@@ -36,6 +36,7 @@ def nanogpt_learning_rate(o, it):
         {},
         dict(warmup_iters=0, lr_decay_iters=100, learning_rate=1.0, min_lr=0.0),
         dict(warmup_iters=10, lr_decay_iters=11),
+        dict(warmup_iters=20, lr_decay_iters=10),
     ],
 )
 def test_learning_rate_is_nanogpts(changes):
