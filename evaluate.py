@@ -223,10 +223,10 @@ def answer_tasks(options: EvaluateOptions) -> dict[str, Any]:
             shown = []
             for name, of_model in right.items():
                 found = compare(of_model[how][task], right[first][how][task])
-                models[name][task][how] = found
                 share, low, high = (100 * x for x in found[:3])
                 beside = "" if name == first else f" p={found[3]:.2g}"
                 n = len(of_model[how][task])
+                models[name][task][how] = [*found, n]
                 shown.append(f"{name} {share:5.1f}% of {n} ({low:.1f} to {high:.1f}){beside}")
             print(f"  {task:10}" + "   ".join(shown))
     return {"questions": options.questions, "models": models}

@@ -16,6 +16,7 @@ stopped while it trained goes on from its last checkpoint.
 
 import gzip
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -103,14 +104,17 @@ class Stage:
 
 def main(argv: list[str]) -> None:
     options = ChatOptions(**given(argv, ChatOptions))
+    out_dir = Path(options.out_dir).resolve()  # one name, since another one is another command
+    out_dir = out_dir.relative_to(ROOT) if out_dir.is_relative_to(ROOT) else out_dir
+    os.chdir(ROOT)  # where the stages run
     seeds = range(options.seed, options.seed + options.seeds)
     if options.quick:
         for seed in seeds:
-            folder = Path(options.out_dir, str(seed))
+            folder = out_dir / str(seed)
             live(folder, seed, QUICK)
             print(f"Talk to it: {serving(folder / 'chat')}")
         return
-    path, stages = Path(options.out_dir, "results.json"), [*STAGES.values()]
+    path, stages = out_dir / "results.json", [*STAGES.values()]
     results: dict[str, Any] = kept(path, dict[str, Any]) or {"stages": stages, "lives": {}}
     with refusing(f"{path}: cannot be read", "restore or delete it", Exception):
         lives, others = results["lives"], results["stages"] != stages
@@ -119,7 +123,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{path}: its lives had other stages: give another --out_dir")
     for seed in seeds:
         if str(seed) not in lives:
-            folder = Path(options.out_dir, str(seed))
+            folder = out_dir / str(seed)
             minutes = live(folder, seed, STAGES)
             lives[str(seed)] = outcome(folder) | {"minutes": minutes} | machine()
             write_whole(path, json.dumps(results, indent=1) + "\n")
@@ -183,12 +187,14 @@ def run(words: list[str]) -> int:
     """Run a command, and return its status. Ctrl-C and SIGTERM reach it too, and it saves first."""
     print(f"\n$ {shlex.join(['python', *words])}", flush=True)
     process = subprocess.Popen([sys.executable, *words], cwd=ROOT)
-    signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
+    before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
     try:
         return process.wait()
     except KeyboardInterrupt:
         process.wait()
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def as_documents(book: str) -> str:

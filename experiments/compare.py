@@ -48,6 +48,8 @@ from experiments.reference import find_runs
 from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
 from experiments.runner import KEEPING, Equal, at_equal, defaults_of, options_of, run, time_steps
 from experiments.snapshot import digest, split_commit, take
+from runs.checkpoint import latest_manifest
+from runs.load import is_run
 from runs.start import shape_of_weights
 
 STATUS = {"helps": 0, "none": 1, "diverged": 1, "hurts": 3}
@@ -132,6 +134,8 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
             prepare_if_missing(parse_options(words, shape_of_weights).dataset)
         theirs = defaults_of(code) if commit else {}
         values = options_of(code, words) if commit else vars(parse_options(words, shape_of_weights))
+        if is_run(start := str(values.get("init_from"))):  # other weights of that name are other code
+            code = replace(code, files=code.files | {start: digest(latest_manifest(start).checksums)})
         left_out = LEFT_OUT | ({"init_from"} if values.get("init_from") in RESUMING else set())
         found[label] = Variant(code, not_defaults(values, left_out, theirs))
     for dataset in {x.option("dataset") for x in found.values()}:

@@ -54,7 +54,7 @@ class Variant:
 
     @property
     def mark(self) -> str:
-        return digest((self.code.files, self.options))
+        return digest((self.code.files, self.options, data_mark(self.option("dataset"))))
 
     def option(self, name: str) -> Any:
         return self.options.get(name, getattr(Options, name))

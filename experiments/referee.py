@@ -37,7 +37,7 @@ from data.writer import write_dataset
 from experiments import ledger
 from experiments.compare import changed, read_variants
 from experiments.ledger import Race, Receipt, Run
-from experiments.record import Experiment, Result, Variant, machine
+from experiments.record import Experiment, Result, Variant, data_mark, machine
 from experiments.runner import Task, at_equal, last_line, train_all
 from experiments.snapshot import ROOT, full_hash, git, split_commit
 from runs.process import locked
@@ -187,8 +187,10 @@ class Referee:
 
     def move_branch(self) -> None:
         """Have the branch `record` name the latest record's commit, also after a kill."""
-        words = ledger.latest_record(self.receipts).words
-        git("update-ref", "refs/heads/record", split_commit(words)[0])
+        commits = [split_commit(x.words)[0] for x in self.receipts if x.verdict == "record"]
+        if git("branch", "--list", "record") and full_hash("refs/heads/record") not in commits:
+            raise UserError("the branch `record` has work of your own: git branch --move record my-idea")
+        git("branch", "--force", "record", commits[-1])
 
     def add(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
@@ -257,12 +259,12 @@ class Texts:
 def cut_text(race: Race, out: Path) -> Texts:
     """Write once a data set that has nothing of what judges, and have runs find it by the same name."""
     _, words = split_commit(shlex.split(race.base))
-    dataset, folder = parse_options(words).dataset, out / "texts"
+    dataset = parse_options(words).dataset
     if Path(dataset).name != dataset:
         raise UserError(f"dataset={dataset}: a race needs the name of a data set, below data/")
-    judging, source = folder / f"{dataset}.npz", dataset_dir(dataset).resolve()
-    if not judging.exists():
-        prepare_if_missing(dataset)
+    prepare_if_missing(dataset)
+    folder, source = out / "texts" / str(data_mark(dataset)), dataset_dir(dataset).resolve()
+    if not (judging := folder / f"{dataset}.npz").exists():
         whole = Dataset(dataset)
         tokens, val = (np.asarray(whole.tokens(split).ids) for split in ("train", "val"))
         seen, third = np.split(tokens, [len(tokens) * 9 // 10])

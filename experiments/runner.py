@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from scipy.stats import sem
 
-from common.command_line import INT32
 from common.devices import count_cpus
 from common.errors import UserError
 from common.files import read_json, refusing, write_whole
@@ -29,6 +28,7 @@ from data.dataset import DATA, dataset_dir
 from experiments.record import Experiment, Result, Value, Variant, data_mark, machine, read_result
 from experiments.snapshot import Snapshot
 from experiments.statistics import critical
+from runs.checkpoint import checkpoint_folders
 from runs.metrics import RECORD, read_records
 from runs.process import SIGHUP
 
@@ -89,7 +89,7 @@ class Task:
         """Return train.py's command line. A run that began with other weights goes on with its own."""
         values = self.variant.options | KEEPING | {"seed": self.seed, "out_dir": str(self.folder)}
         values["always_save_checkpoint"] = True  # evaluate.py needs the last
-        if "init_from" not in values or (self.folder / "checkpoints").exists():
+        if "init_from" not in values or checkpoint_folders(str(self.folder)):
             values["init_from"] = "auto"
         return ["train.py", *(f"--{name}={value}" for name, value in values.items())]
 
@@ -233,7 +233,7 @@ def defaults_of(code: Snapshot) -> dict[str, Value]:
 
 def short_run(variant: Variant, **rates: float) -> tuple[float, list[float]]:
     """Return the milliseconds of a step, and the losses of the first ones; none of those if it diverges."""
-    never = INT32 - 1
+    never = 10**5  # steps: a kill that leaves it alone does not leave it for ever
     changes = {"max_iters": never, "eval_interval": never, "eval_iters": 1, "log_interval": 1} | rates
     words = [f"--{name}={value}" for name, value in (variant.options | changes).items()]
     steps: list[dict[str, float]] = []

@@ -380,8 +380,9 @@ def test_evaluate_counts_the_right_answers_of_several_models(base, learned, tmp_
     asked = [*islice(questions("count", "test", 0), 12)]
     assert len({question.subject for question in asked}) == 12
     right = [[recited(base, q.text, run).strip() == q.answer for q in asked] for run in ("run", "learned")]
-    (share, low, high, p), theirs = (of_model["count"]["greedy"] for of_model in found.values())
+    (share, low, high, p, n), theirs = (of_model["count"]["greedy"] for of_model in found.values())
     assert [*found] == [str(base / "run"), str(learned)] and p == 1.0  # of no other model than itself
+    assert n == 12
     assert [share, theirs[0]] == pytest.approx(np.mean(right, axis=1)) and share != theirs[0]
     assert 0 < low < share < high < 1
     printed, subjects = capsys.readouterr().out, {q.subject for q in islice(questions("add", "test", 0), 12)}

@@ -58,9 +58,8 @@ def save(name: str, draw: Callable[..., None], width: float = 7.2, height: float
 def quickstart() -> Path:
     """Return the folder of the quickstart's run, `out-quickstart`; trained first if it is not there."""
     folder = ROOT / "out-quickstart"
-    if not (folder / "checkpoints").is_dir():
-        command = [sys.executable, "train.py", "config/quickstart.py"]
-        subprocess.run(command, cwd=ROOT, check=True)
+    command = [sys.executable, "train.py", "config/quickstart.py", "--init_from=auto"]
+    subprocess.run(command, cwd=ROOT, check=True)
     return folder
 
 

@@ -44,9 +44,13 @@ def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
 
 def test_a_stage_that_changes_is_done_again_and_so_is_what_was_made_from_it(tmp_path, monkeypatch):
     quick = {x: f"-c open('{{to}}/{x}','a').write('{x}')" for x in "abc"}
-    for b, made in (("b", "a b c"), ("bb", "a bbb cc"), ("bb", "a bbb cc")):
+    for b, made, out_dir in (
+        ("b", "a b c", tmp_path),
+        ("bb", "a bbb cc", tmp_path),
+        ("bb", "a bbb cc", tmp_path / "1/.."),  # the same folder
+    ):
         monkeypatch.setattr(chat, "QUICK", quick | {"b": f"-c open('{{to}}/b','a').write('{b}')"})
-        chat.main([f"--out_dir={tmp_path}", "--quick=True"])
+        chat.main([f"--out_dir={out_dir}", "--quick=True"])
         assert [(tmp_path / "1" / x).read_text() for x in "abc"] == made.split()
 
 

@@ -86,6 +86,24 @@ def test_metrics_that_are_damaged_or_lack_the_last_evaluation_are_no_result(expe
     assert "metrics.jsonl: damaged (" in refusal(result_of, task, 0)
 
 
+def test_a_run_that_has_saved_nothing_begins_with_its_weights_again(tmp_path):
+    """After a kill in its first save. Scratch, where auto would begin, is another experiment."""
+    task = Task("it", Variant(CODE, {"init_from": "out-base", "dataset": "x"}), 1, tmp_path)
+    (task.folder / "checkpoints").mkdir(parents=True)
+    assert "--init_from=out-base" in task.words()
+    (task.folder / "checkpoints" / "5").mkdir()
+    assert "--init_from=auto" in task.words()
+
+
+def test_runs_of_a_text_are_not_taken_for_those_of_another_under_its_name(tiny_data, tmp_path):
+    data, marks = shutil.copytree(tiny_data, tmp_path / "data"), set()
+    for sha256 in ("a", "b", "b"):
+        meta = json.loads((data / "meta.json").read_text()) | {"sha256": {"train": sha256, "val": "c"}}
+        (data / "meta.json").write_text(json.dumps(meta))
+        marks.add(Variant(CODE, {"dataset": str(data)}).mark)
+    assert len(marks) == 2
+
+
 def test_a_run_that_was_not_evaluated_has_no_loss_of_evaluate_py(experiment):
     """It would count as one that diverged."""
     experiment = replace(experiment, metric="loss")

@@ -60,7 +60,7 @@ def test_a_commit_is_taken_as_it_is_and_one_that_is_none_is_refused(idea, tmp_pa
     for name in ("nowhere", "HEAD:train.py", "main..idea", "^main", "-p", "--all", output):
         assert ": give git: and a commit" in refusal(take, name, tmp_path / "code")
     assert not (tmp_path / "x").exists() and not (tmp_path / "x^{commit}").exists()
-    edit(idea / "train.py", "import parse_options\n", "import parse_options as\n")
+    edit(idea / "train.py", "import nullcontext\n", "import nullcontext as\n")
     assert "the code to compare cannot be read (invalid syntax" in refusal(take, "", tmp_path / "code")
     monkeypatch.setattr(snapshot, "ROOT", tmp_path)
     assert "not a git repository" in refusal(take, "", tmp_path / "code")

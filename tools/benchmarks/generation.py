@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,6 +30,7 @@ from training.state import create_state
 NEW = 100  # tokens of each text
 ROWS = (1, 4, 16)  # texts at once
 TURNS = 5
+ROOT = Path(__file__).resolve().parents[2]
 
 # Decoding
 
@@ -98,7 +100,9 @@ def serving(options: Options) -> Generator[tuple[str, str]]:
     """Within, a server runs, at the URL and with the model's name that are yielded. Raises UserError."""
     given = [f"--{name}={getattr(options, name)}" for name in ("out_dir", "dtype", "device")]
     given += ["--port=0", f"--slots={max(ROWS)}"]
-    server = subprocess.Popen([sys.executable, "serve.py", *given], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, str(ROOT / "serve.py"), *given], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout is not None
         words = next((line.split() for line in server.stdout if line.startswith("serving ")), None)
