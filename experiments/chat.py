@@ -7,7 +7,7 @@
     python -m experiments.chat --seeds=5        five lives, and a table of them
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
-answer from conversations: small talk, and tasks of people who err: one answer in ten is another
+answer from conversations: small talk, and tasks of people who err: three answers in a hundred are another
 question's (`chat`). Then it learns from rewards, for which a program checks its answers (`rewarded`). Beside
 that, `more` learns more from the conversations, with at least as many FLOPs. A token is a byte: a model that
 is to reverse a word has to see its letters. A stage that has ended is not done again, and one that was
@@ -46,7 +46,7 @@ TRAIN = (
 )
 ASK = "evaluate.py --ask=experiments/first_questions.txt --max_new_tokens=96 --json={to}/said.json"
 LEARNED = {  # stages, by what each makes
-    "conversations.jsonl": "data/tasks.py --tasks={tasks},reverse,order,add --n=75000 --talk=0.3 --wrong=0.1"
+    "conversations.jsonl": "data/tasks.py --tasks={tasks},{tasks},order,add --n=75000 --talk=0.3 --wrong=0.03"
     " --seed={seed} --to={to}/conversations.jsonl",
     "tokenizer": "data/train_tokenizer.py --source={to}/book.txt --vocab_size=259 --to={to}/tokenizer",
     "book": "data/prepare.py --source={to}/book.txt --tokenizer={to}/tokenizer --val_fraction=0.05"
@@ -62,12 +62,12 @@ QUICK = LEARNED | {"said.json": ASK + " --questions=5 --out_dir={to}/chat"}
 STAGES = LEARNED | {
     # A step of rewards draws 128 answers, and has gradients of those with an advantage: about 46% (`weighted`
     # in metrics.jsonl), in rows of 96 tokens. That takes fewer FLOPs than 3.3 steps of fine-tuning. Adapters
-    # alone learn, so that the talk stays: with all weights, a few words of it were lost (one seed of each).
+    # learn, and stay near what was learned before, so that the talk stays. Without --kl, words of it were lost.
     "rewarded": "rl.py config/quickstart.py --document_mask=True --block_size=256 --seed={seed}"
     " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8"
     " --max_new_tokens=24 --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=5e-4 --min_lr=0"
     " --warmup_iters=10 --lr_decay_iters=300 --weight_decay=0 --max_iters=300 --eval_interval=50"
-    " --always_save_checkpoint=True --lora_rank=8",
+    " --always_save_checkpoint=True --lora_rank=8 --kl=0.1",
     # At the rate that `chat` began with, it would lose what that has learned.
     "more": TRAIN + " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/more"
     " --max_iters=1000 --lr_decay_iters=1000 --learning_rate=1e-3 --min_lr=1e-4 --eval_interval=500"

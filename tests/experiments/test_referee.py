@@ -183,11 +183,12 @@ def race(clone, tmp_path, monkeypatch, tiny_data):
     shutil.copytree(tiny_data, tmp_path / "data" / "tiny")
     base = " ".join(words(dataset="tiny", block_size=8, learning_rate=1e-4, min_lr=1e-4, max_iters=30))
     (tmp_path / "race.toml").write_text(f'base = "git:main {base}"\nequal = "steps"\ngain = 1e-3\nseeds = 8')
-    own = [f"--{x}={tmp_path / y}" for x, y in dict(race="race.toml", ledger="ledger", out="out").items()]
+    own = [f"--ledger={tmp_path}/ledger", f"--out={tmp_path}/out", "--jobs=2"]
+    rules = [f"--race={tmp_path}/race.toml"]
 
     def attempt(*asked) -> tuple[int, Receipt]:
         monkeypatch.setenv("NANOJAXGPT_DATA", str(tmp_path / "data"))
-        status = main([*own, "--jobs=2", *asked])
+        status = main([*own, *(rules if asked[0] == "try" else []), *asked])
         return status, ledger.read(tmp_path / "ledger" / "ledger.jsonl")[-1]
 
     return attempt
