@@ -7,8 +7,8 @@
     python -m experiments.chat --seeds=5        five lives, and a table of them
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
-answer from conversations: small talk, and tasks of people who err: three answers in a hundred are another
-question's (`chat`). Then it learns from rewards, for which a program checks its answers (`rewarded`). Beside
+answer from conversations: small talk, and tasks of people who err: three answers in a hundred are those of
+another question (`chat`). Then it learns from rewards, for which a program checks its answers (`rewarded`). Beside
 that, `more` learns more from the conversations, with at least as many FLOPs. A token is a byte: a model that
 is to reverse a word has to see its letters. A stage that has ended is not done again, and one that was
 stopped while it trained goes on from its last checkpoint.
@@ -60,9 +60,9 @@ LEARNED = {  # stages, by what each makes
 }
 QUICK = LEARNED | {"said.json": ASK + " --questions=5 --out_dir={to}/chat"}
 STAGES = LEARNED | {
-    # A step of rewards draws 128 answers, and has gradients of those with an advantage: about 46% (`weighted`
-    # in metrics.jsonl), in rows of 96 tokens. That takes fewer FLOPs than 3.3 steps of fine-tuning. Adapters
-    # learn, and stay near what was learned before, so that the talk stays. Without --kl, words of it were lost.
+    # A step of rewards draws 128 answers, compares two models' probabilities of these, and has gradients of
+    # those with an advantage: about half (`weighted` in metrics.jsonl), all in rows of at most 96 tokens. That
+    # takes the FLOPs of 7.5 steps of fine-tuning. Without --kl, words of the talk were lost.
     "rewarded": "rl.py config/quickstart.py --document_mask=True --block_size=256 --seed={seed}"
     " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8"
     " --max_new_tokens=24 --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=5e-4 --min_lr=0"
@@ -70,7 +70,7 @@ STAGES = LEARNED | {
     " --always_save_checkpoint=True --lora_rank=8 --kl=0.1",
     # At the rate that `chat` began with, it would lose what that has learned.
     "more": TRAIN + " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/more"
-    " --max_iters=1000 --lr_decay_iters=1000 --learning_rate=1e-3 --min_lr=1e-4 --eval_interval=500"
+    " --max_iters=2300 --lr_decay_iters=2300 --learning_rate=1e-3 --min_lr=1e-4 --eval_interval=500"
     " --always_save_checkpoint=True",
     "answers.json": "evaluate.py --out_dir={to}/rewarded --beside={to}/chat,{to}/more --tasks={tasks}"
     " --questions=200 --max_new_tokens=24 --json={to}/answers.json",
