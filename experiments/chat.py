@@ -8,10 +8,10 @@
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
 answer from conversations: small talk, and tasks of people who err: three answers in a hundred are those of
-another question (`chat`). Then it learns from rewards, for which a program checks its answers (`rewarded`). Beside
-that, `more` learns more from the conversations, with at least as many FLOPs. A token is a byte: a model that
-is to reverse a word has to see its letters. A stage that has ended is not done again, and one that was
-stopped while it trained goes on from its last checkpoint.
+another question (`chat`). Then it learns from rewards, for which a program checks its answers (`rewarded`).
+Beside that, `more` learns more from the conversations, with at least as many FLOPs. A token is a byte: a
+model that is to reverse a word has to see its letters. A stage that has ended is not done again, and one that
+was stopped while it trained goes on from its last checkpoint.
 """
 
 import gzip
@@ -61,7 +61,7 @@ LEARNED = {  # stages, by what each makes
 QUICK = LEARNED | {"said.json": ASK + " --questions=5 --out_dir={to}/chat"}
 STAGES = LEARNED | {
     # A step of rewards draws 128 answers, compares two models' probabilities of these, and has gradients of
-    # those with an advantage: about half (`weighted` in metrics.jsonl), all in rows of at most 96 tokens. That
+    # those with an advantage: about half (`weighted` in metrics.jsonl), in rows of at most 96 tokens. That
     # takes the FLOPs of 7.5 steps of fine-tuning. Without --kl, words of the talk were lost.
     "rewarded": "rl.py config/quickstart.py --document_mask=True --block_size=256 --seed={seed}"
     " --init_from={to}/chat --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8"
