@@ -96,9 +96,8 @@ class Options(ModelShape):
     beta2: Fraction = 0.95  # decay rate of its square's running mean
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
     # learning rate schedule
-    schedule: Literal["cosine", "wsd", "constant"] = (
-        "cosine"  # after warmup; wsd: decays in the last fifth of lr_decay_iters
-    )
+    # after warmup; wsd: decays in the last fifth of lr_decay_iters
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
     warmup_iters: NonNegativeInt = 2000  # steps of linear warmup
     lr_decay_iters: NonNegativeInt = 600000  # step that reaches min_lr; about max_iters, per Chinchilla

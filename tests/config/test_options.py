@@ -7,14 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from common.command_line import Count, take_options
+from common.command_line import Count, show_help, take_options
 from config.options import FIXED, ModelShape, Options, parse_options
+from evaluate import EvaluateOptions
+from experiments.chat import ChatOptions
 from experiments.reference import FREE, read_options
 from model import GPTConfig
 from runs.checkpoint import Manifest, saved_options
 from runs.start import shape_of_weights
+from sample import SampleOptions
 from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import refusal, run_python
+from tools.cloud.options import LaunchOptions
+from tools.serving.server import ServeOptions
 
 NANOGPT_DEFAULTS = (
     "out_dir=out eval_interval=2000 log_interval=1 eval_iters=200 eval_only=False "
@@ -313,6 +318,18 @@ def test_help_lists_every_option_with_its_default_and_meaning(columns, monkeypat
         assert found, f"{field.name} is not in --help"
         assert entry.endswith(f"(default: {field.default})") or f"(default: {field.default}) " in entry
         assert len(entry.partition("(default:")[0].split()) >= 2, f"{field.name} has a type but no meaning"
+
+
+@pytest.mark.parametrize("cls", [ServeOptions, SampleOptions, EvaluateOptions, LaunchOptions, ChatOptions])
+def test_help_says_what_each_option_of_other_commands_means(cls, monkeypatch, capsys):
+    """A meaning is a comment at the field's end: where the field is spread over lines, it is lost."""
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        show_help(cls)
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for field in fields(cls):
+        entry = words.partition(f" --{field.name} ")[2].partition("(default:")[0]
+        assert len(entry.split()) >= 3, f"{field.name} has a type but no meaning"
 
 
 def test_options_are_read_without_importing_jax_or_numpy():

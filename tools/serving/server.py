@@ -52,9 +52,7 @@ class ServeOptions(ModelOptions):
     host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
     port: Port = 8000  # port to listen at; 0: any that is free
     api_key: ApiKey | None = None  # what clients have to send; None: nothing
-    allowed_hosts: Hosts = (
-        ""  # more names, with commas, that it is called by; *: any, as with an api_key alone
-    )
+    allowed_hosts: Hosts = ""  # more names, with commas, that it is called by; *: any, as with a key alone
     allow_origins: Origins = ""  # with commas: other sites whose pages may ask
     slots: Count = 16  # requests computed together
     max_waiting: Count = 64  # requests that wait for a slot; others are refused (429)
