@@ -29,15 +29,7 @@ import pandas as pd
 import pydantic.dataclasses
 from pydantic import Field
 
-from common.command_line import (
-    Count,
-    Name,
-    Positive,
-    refuse_unused,
-    show_help,
-    take_options,
-    value_reader,
-)
+from common.command_line import Count, Name, Positive, refuse_unused, show_help, take_options, value_reader
 from common.errors import UserError, command
 from common.files import refusing, write_whole
 from config.options import RESUMING, Options, parse_options
