@@ -97,7 +97,7 @@ class Manifest:
                 f"{path}: go on with {trained}, which trained it, or start from it with --init_from"
             )
         to_beat = saved.to_beat if self.sha256 == saved.sha256 else None  # another text's loss says nothing
-        return replace(self, tokenizer=saved.tokenizer, to_beat=to_beat, base=saved.base)
+        return replace(self, to_beat=to_beat, base=saved.base)
 
     def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
         """Raise UserError where `dataset`, this run's own, has become another text, as far as is known."""

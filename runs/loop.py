@@ -23,7 +23,7 @@ from training.state import TrainState
 from training.step import StepBatches
 
 StopAsked = Callable[[], int]  # runs/process.py: a status to end with, or 0
-WRITTEN = (".json", ".jsonl", ".png", ".txt")  # the names' ends of what a run writes beside its checkpoints
+SUFFIXES = (".json", ".jsonl", ".png", ".txt")  # of what a run writes beside its checkpoints
 Means = dict[str, float]  # of an evaluation, as metrics.jsonl names them
 
 
@@ -79,7 +79,7 @@ class Earlier:
     def __init__(self, options: Options, checkpoints: Checkpoints):
         self.stays, self.checkpoints = options.overwrite, checkpoints
         files = Path(options.out_dir).iterdir() if self.stays and jax.process_index() == 0 else ()
-        self.contents = {path: path.read_bytes() for path in files if path.suffix in WRITTEN}
+        self.contents = {path: path.read_bytes() for path in files if path.suffix in SUFFIXES}
 
     def delete(self) -> None:
         if self.stays:

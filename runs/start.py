@@ -140,8 +140,8 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
         path = checkpoints.folder / str(iteration := iterations[-1])
         try:
             saved = checkpoints.manifest(iteration)
-            manifest = first.resuming_from(saved, path)
-            manifest = replace(manifest, tokenizer=going_on(saved.tokenizer, run.dataset.meta))
+            tokenizer = going_on(saved.tokenizer, run.dataset.meta)
+            manifest = replace(first.resuming_from(saved, path), tokenizer=tokenizer)
             base = load_base(checkpoints, saved, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")
