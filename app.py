@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import modal
 
-from common.command_line import refuse_unused, show_help, take_options
+from common.command_line import show_help, take_options
 from common.errors import UserError, command
 from tools.cloud import VOLUME
 from tools.cloud.options import LaunchOptions
@@ -41,8 +41,9 @@ def start(argv: list[str]) -> int:
         if options.run_on_remote or options.dry_run:
             status = launch(commands, options)
         else:
-            rented = asked.keys() - {"run_on_remote", "dry_run"}
-            refuse_unused(asked, rented, " is of a rented machine, of --run-on-remote true")
+            if rented := asked.keys() - {"run_on_remote", "dry_run"}:
+                what = f"--{min(rented)} is for a rented machine"
+                raise UserError(f"{what}: add --run-on-remote true, or leave it out")
             status = 0
             for each in commands:
                 status = status or run_command(each)[0]

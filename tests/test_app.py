@@ -72,7 +72,7 @@ def test_a_mistake_is_answered_before_anything_is_rented(words, says, no_check):
 
 
 def test_a_launch_that_lacks_its_switch_runs_nothing_here():
-    said = "--gpu is of a rented machine, of --run-on-remote true: leave it out"
+    said = "--gpu is for a rented machine: add --run-on-remote true, or leave it out"
     assert refusal(app.start, ["--gpu=H100", "config/train_gpt2.py"]) == said
 
 
