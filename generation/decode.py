@@ -188,6 +188,12 @@ def prefill(
     return likelihood, shard_cache(cache)
 
 
+@partial(jax.jit, donate_argnames="cache")
+def copy_slot(cache: Cache, source: Int[Array, ""], to: Int[Array, ""]) -> Cache:
+    """Copy a slot's keys and values, for another answer to the same prompt."""
+    return shard_cache(jax.tree.map(lambda x: x.at[to].set(x[source]), cache))
+
+
 @partial(jax.jit, donate_argnames="cache", static_argnames=("bucket", "constants"))
 def decode(
     decoder: Decoder,

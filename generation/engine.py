@@ -19,20 +19,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Int, PRNGKeyArray
 
-from generation.decode import (
-    CHUNK,
-    PREFILL_CHUNK,
-    Cache,
-    Chunk,
-    Likelihood,
-    Rows,
-    decode,
-    prefill,
-    shard_cache,
-    start,
-)
+from generation.decode import CHUNK, PREFILL_CHUNK, Chunk, Likelihood, Rows, copy_slot, decode, prefill, start
 from generation.sampling import GREEDY, PLAIN, Settings, Tally
 from model import GPT
 
@@ -298,9 +287,3 @@ def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
 def on_device(tally: Tally) -> Tally:
     """Put a tally on the device, so that with a mesh the same program takes any."""
     return jax.tree.map(jnp.asarray, tally)
-
-
-@partial(jax.jit, donate_argnames="cache")
-def copy_slot(cache: Cache, source: Int[Array, ""], to: Int[Array, ""]) -> Cache:
-    """Copy a slot's keys and values, for another answer to the same prompt."""
-    return shard_cache(jax.tree.map(lambda x: x.at[to].set(x[source]), cache))
