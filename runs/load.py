@@ -20,14 +20,7 @@ from config.options import ModelOptions, Options
 from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained
 from model import GPT
-from runs.checkpoint import (
-    Checkpoints,
-    Manifest,
-    arrays_by_name,
-    checksums,
-    latest_manifest,
-    tree_of_arrays,
-)
+from runs.checkpoint import Checkpoints, Manifest, arrays_by_name, checksums, latest_manifest, tree_of_arrays
 from training.compute import for_inference, probe
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import model_config, state_shapes

@@ -25,13 +25,7 @@ from runs.load import fingerprint, is_run, lasting, load_base, load_weights
 from runs.metrics import flops_per_token
 from training.compute import choose_how
 from training.lora import without_adapters
-from training.state import (
-    TrainState,
-    create_state,
-    create_state_around,
-    model_config,
-    state_shapes,
-)
+from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
 
 CPU = 25e9  # FLOP/s of a core, about: the quickstart's on an EPYC without bfloat16
 
