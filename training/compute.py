@@ -50,9 +50,13 @@ FASTEST_ATTENTION = {
 
 
 def choose_kernel(options: Options, config: GPTConfig, dtype: str) -> str:
-    fastest = fastest_attention(config.block_size, config.head_size, dtype)
-    if fastest == "cudnn" and options.deterministic:
-        fastest = "einsum"  # XLA then fails to find the compiled kernel (JAX 0.11.2, H200): an IndexError
+    kind, C = device().device_kind, config.head_size
+    fits = (name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind))
+    fastest = next(fits, "einsum")
+    # With deterministic=True, XLA fails to find the compiled kernel (JAX 0.11.2, H200): an IndexError.
+    no_cudnn = dtype != "bfloat16" or C % 8 or C > 128 or options.deterministic
+    if (fastest == "cudnn" and no_cudnn) or config.block_size % TOKENS[fastest]:
+        fastest = "einsum"
     if options.attention == "auto":
         return fastest  # with dropout it serves evaluation alone
     if options.attention != "einsum" and (options.attention != fastest or options.dropout):
@@ -61,15 +65,6 @@ def choose_kernel(options: Options, config: GPTConfig, dtype: str) -> str:
             "deterministic; use attention=auto"
         )
     return options.attention
-
-
-def fastest_attention(T: int, head_size: int, dtype: str) -> str:
-    """Return the fastest implementation that the device has for these shapes and this dtype."""
-    kind = device().device_kind
-    name = next((name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind)), "einsum")
-    if name == "cudnn" and (dtype != "bfloat16" or head_size % 8 or head_size > 128):
-        return "einsum"
-    return name if T % TOKENS[name] == 0 else "einsum"
 
 
 def multiplies_bfloat16() -> bool:
