@@ -31,7 +31,6 @@ class Objective(Protocol):
     """Says what a run learns, and from what. Subclasses have `batch`, `step` and `evaluate`."""
 
     score: Score
-    unused: frozenset[str] = frozenset()  # the options of train.py that it has no use for
 
     def batch(self, i: int, state: TrainState) -> Any:
         """Return the batch of iteration `i`."""
