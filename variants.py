@@ -39,7 +39,7 @@ class VariantConfig(GPTConfig):
 
     def build(self, key: PRNGKeyArray) -> GPT:
         model = GPT(self, key=key)
-        return model if width_multiplier(self) == head_multiplier(self) == 1 else mup(model, self)
+        return model if multipliers(self) == (1, 1) else mup(model, self)
 
 
 # µP, the maximal update parametrisation (arXiv:2203.03466, table 8): learning rates tuned at one width suit
@@ -78,20 +78,14 @@ def without_multipliers(model: GPT) -> GPT:
     return jax.tree.map(divided, model, is_leaf=is_scaled)
 
 
-def width_multiplier(config) -> float:
-    """Return n, the width of a config's or options' model relative to its base; 1 without µP."""
-    base = getattr(config, "mup_base_width", 0)
-    return config.n_embd / base if base else 1.0
-
-
-def head_multiplier(config) -> float:
-    """Return r, the width of a head relative to the base's."""
-    base_n_head = getattr(config, "mup_base_n_head", 0) or config.n_head
-    return width_multiplier(config) * base_n_head / config.n_head
+def multipliers(config) -> tuple[float, float]:
+    """Return n and r of a config or options: how much wider the model, and a head, are than the base's."""
+    n = config.n_embd / config.mup_base_width if config.mup_base_width else 1.0
+    return n, n * (config.mup_base_n_head or config.n_head) / config.n_head
 
 
 def mup(model: GPT, config: VariantConfig) -> GPT:
-    n, r = width_multiplier(config), head_multiplier(config)  # how much wider the model, and a head, are
+    n, r = multipliers(config)
 
     def layers(model):
         attn = model.blocks.attn
@@ -114,7 +108,7 @@ def mup_rates(options, is_block_matrix: Callable[..., bool]) -> optax.GradientTr
     Adam's RMS, it grows with sqrt(in). So the rate is divided by n and multiplied by the root of the outputs'
     growth. An adapter's B, whose inputs are as many at each width, keeps its rate.
     """
-    n, r = width_multiplier(options), head_multiplier(options)
+    n, r = multipliers(options)
 
     def scale(path, x):
         if path[-1].name == "lora_b" or not is_block_matrix(path, x):
