@@ -214,7 +214,8 @@ def decode(
 
     def draw_next(i, state):
         (tokens, likelihood), token, part = state
-        length = rows.length + jnp.minimum(i, rows.left)
+        # A row that has drawn its tokens computes on beside others: it stays within the cache.
+        length = jnp.minimum(rows.length + jnp.minimum(i, rows.left), part.keys[0].shape[2] - 1)
         x, part = forward_with_cache(decoder, token[:, None], part, length)
         logits = decoder.model.logits(x)  # (W, 1, V)
         keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key), rows.made + i)

@@ -182,6 +182,17 @@ def test_documents_are_as_likely_as_training_has_them(shape):
             np.testing.assert_allclose(-np.concatenate(chosen), nats(model, tokens), atol=1e-4)
 
 
+def test_a_full_row_whose_last_token_begins_a_document_spoils_no_later_one():
+    """It is full while another row draws; only with a second layer do later rows read what it then writes."""
+    engine = Engine(large(replace(CONFIG, vocab_size=6, document_start=0)), 2)
+    for P, new, bias in [(S - 4, 5, {0: 100.0}), (4, 11, {}), (4, 3, {})]:
+        prompt = np.arange(P, dtype=np.int32) % 5 + 1
+        engine.add(Request(prompt, jax.random.key(0), new, bias=bias, logprobs=True))
+        if engine.free == 0 or new == 3:
+            told = [piece.likelihood.chosen for piece in pieces(engine)]
+    assert np.isfinite(np.concatenate(told)).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["tensor:2", "fsdp:2", "tensor:4"])
 def test_a_mesh_draws_what_one_device_draws(mesh):
