@@ -56,6 +56,16 @@ def test_a_kernel_computes_what_einsum_does_and_its_gradient(kernel, documents, 
         assert distance(one, other) < FLOAT32_ROUNDING
 
 
+def test_a_single_row_is_computed_on_a_mesh_as_on_one_device():
+    """As the server's views ask for it."""
+    by_kernel, by_einsum, arrays = functions(False, None, C, How(kernel="cudnn"))
+    arrays = [x[:1] for x in arrays]
+    with jax.set_mesh(make_mesh("fsdp:2,tensor:2")):
+        found = by_kernel(*arrays)
+    for one, other in zip(found, by_einsum(*arrays), strict=True):
+        assert distance(one, other) < FLOAT32_ROUNDING
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["splash", "cudnn"])
 def test_each_device_computes_its_own_rows_and_heads_and_sends_nothing(kernel, optimized):
