@@ -51,6 +51,7 @@ from rewards.evaluation import held_out
 from runs.checkpoint import latest_manifest
 from runs.load import is_run, load_model, tokenizer_of
 
+LONGEST = 1024  # tokens of a question and its answer: for a model of the hub, the length of its cache
 USED = {  # by what is evaluated: options that are not for all
     None: ("dataset", "split", "block_size", "stride", "batch_size", "add_special_tokens"),
     "--tasks": ("questions", "max_new_tokens", "beside"),
@@ -266,7 +267,7 @@ def models_to_ask(options: EvaluateOptions) -> dict[str, EvaluateOptions]:
 
 def answering(source: EvaluateOptions) -> tuple[GPT, Sampler]:
     """Load a model, and what draws its answers."""
-    model, description = load_model(source)
+    model, description = load_model(source, LONGEST)
     tokenizer = tokenizer_of(description, source.init_from, source.out_dir)
     return model, Sampler(tokenizer, source.max_new_tokens, pretrained=source.init_from != "resume")
 

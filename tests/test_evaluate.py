@@ -18,6 +18,7 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import evaluate
 from config.options import Options
@@ -28,6 +29,7 @@ from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from data.writer import write_dataset, write_text
 from runs.checkpoint import Manifest
 from tests.helpers import FLOAT32_ROUNDING, refusal, save_run
+from tests.pretrained import library_tokenizer, save_tokenizer
 from tests.reference import CONFIGS, as_gpt, random_reference
 from training.state import create_state, model_config
 
@@ -235,6 +237,16 @@ def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(
     assert "no bits per byte" in capsys.readouterr().out and found["bits_per_byte"] is None
     assert found["loss"] == result()["loss"]
     assert "says nothing of a data set: give one with --dataset" in error(f"--init_from={base}")
+
+
+def test_questions_to_a_model_with_a_long_context_take_a_short_cache(tmp_path):
+    """64 answers are drawn at once: a cache of 131,072 tokens each would take hundreds of gigabytes."""
+    shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    shape |= dict(vocab_size=library_tokenizer().get_vocab_size(), max_position_embeddings=131_072)
+    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, library_tokenizer())
+    model, _ = evaluate.answering(evaluate.EvaluateOptions(init_from=str(tmp_path)))
+    assert model.config.block_size == 1024
 
 
 @pytest.mark.parametrize(
