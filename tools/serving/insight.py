@@ -77,6 +77,7 @@ def model(served: Here) -> dict:  # in a thread, as it renders a chat template
                 "split": [axis and str(axis) for axis in getattr(x.sharding, "spec", ())],
             }
             for name, x in arrays_by_name(served.model).items()
+            if name != "lm_head" or not config.tie_embeddings  # else a rounded copy of wte
         ],
         "run": served.run is not None,
         "chat": served.chat if isinstance(served.chat, str) else None,  # why there is none

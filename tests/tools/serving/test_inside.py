@@ -16,6 +16,7 @@ import pytest
 
 from data.tokenizer import CharTokenizer
 from generation.sampling import Settings, drawn_from
+from model import GPT
 from runs.load import load_run
 from tests.helpers import wait_until
 from tests.models import forward, nll
@@ -25,6 +26,7 @@ from tools.inside.views import attention, lens
 from tools.serving import insight
 from tools.serving.app import PAGE
 from tools.serving.run_folder import RunFolder
+from training.compute import for_inference
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def post(server):
 # --- what is told -------------------------------------------------------------------------------------------
 
 
-def test_the_model_is_described_parameter_by_parameter(server):
+def test_the_model_is_described_parameter_by_parameter(server, monkeypatch):
     address, served = server
     status, answer = ask(f"{address}/inside/model")
     assert status == 200
@@ -51,6 +53,9 @@ def test_the_model_is_described_parameter_by_parameter(server):
     D, F = 16, served.model.config.hidden
     assert sizes["wte"] == len(SYMBOLS) * D and sizes["blocks.mlp.c_fc.weight"] == 2 * D * F
     assert {len(x["devices"]) for x in answer["parameters"]} == {1}
+    rounded = for_inference(GPT(served.model.config, key=jax.random.key(0)), "bfloat16")  # has a second head
+    monkeypatch.setattr(served.worker, "model", rounded)
+    assert [x["name"] for x in ask(f"{address}/inside/model")[1]["parameters"]] == [*sizes]
     assert answer["config"]["n_layer"] == 2 and answer["limits"]["attention"] == BLOCK_SIZE
 
 
