@@ -140,7 +140,7 @@ class Speed:
         comparable = choose_how(options, config).dtype == "bfloat16" and not options.lora_rank
         self.peak = known.peak * devices if known and comparable else None
         self.flops = flops_per_token(config, options.block_size)
-        self.times: list[tuple[float, float]] = []  # seconds of each step and its batch
+        self.steps: list[tuple[float, float, int]] = []  # of each its seconds, its batch's, and its tokens
         self.batch_seconds = 0.0  # of the batch made last
         self.began = None  # when the next step to end began; None in a pause
 
@@ -154,14 +154,14 @@ class Speed:
 
     def ended(self, when: float, batch_seconds: float) -> None:
         assert self.began is not None, "its batch was made after the pause"
-        self.times.append((when - self.began, batch_seconds))
+        self.steps.append((when - self.began, batch_seconds, self.tokens))
         self.began = when
 
     def figures(self) -> dict[str, float]:
         """Return the means of the steps since the last call; `mfu` where all weights train in bfloat16."""
-        seconds, batch_seconds = (sum(x) / len(self.times) for x in zip(*self.times, strict=True))
-        self.times.clear()
-        per_second = self.tokens / seconds
+        seconds, batch_seconds, tokens = (sum(x) / len(self.steps) for x in zip(*self.steps, strict=True))
+        self.steps.clear()
+        per_second = tokens / seconds
         figures = {"ms": 1e3 * seconds, "data_ms": 1e3 * batch_seconds, "tokens_per_second": per_second}
         mfu = {} if self.peak is None else {"mfu": self.flops * per_second / self.peak}
         return figures | {"memory_mb": peak_memory() / 1e6} | mfu

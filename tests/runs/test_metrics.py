@@ -234,6 +234,13 @@ def test_figures_are_of_the_steps_since_the_last_and_of_no_pause(clock):
     assert figures["tokens_per_second"] == pytest.approx(TOKENS / 2.0)
 
 
+def test_steps_of_rewards_have_each_its_own_number_of_tokens(clock):
+    speed = Speed(OPTIONS, CONFIG, devices=1)
+    for speed.tokens in (100, 100, 1000):
+        run_step(speed, clock, 0, 2.0)
+    assert speed.figures()["tokens_per_second"] == pytest.approx(1200 / 6)
+
+
 def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock, options):
     metrics = start(options)
     for i, data in enumerate((1.0, 3.0)):
