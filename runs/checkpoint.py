@@ -245,12 +245,16 @@ class Checkpoints:
         """Return the iteration of a checkpoint that there is. Raises UserError."""
         if not (saved := self.iterations()):
             raise UserError(f"{self.folder}: no checkpoint there; train with --out_dir={self.folder.parent}")
-        named = {"last": self.manager.latest_step, "best": self.manager.best_step}
-        iteration = named.get(checkpoint, lambda: checkpoint)()
+        iteration = {"last": self.latest, "best": self.best}.get(checkpoint, lambda: checkpoint)()
         if iteration not in saved:
             lacks = "has a validation loss" if checkpoint == "best" else f"is of iteration {checkpoint}"
             raise UserError(f"{self.folder}: none {lacks}: give --checkpoint=last, or one of {saved}")
         return iteration
+
+    def best(self) -> int | None:
+        """Return the iteration with the lowest validation loss. Raises Damaged where one is no number."""
+        measured = [iteration for iteration in self.iterations() if self.loss(iteration) is not None]
+        return min(measured, key=self.loss, default=None)
 
     def delete_all(self) -> None:
         with self.working():

@@ -167,8 +167,9 @@ def test_a_loss_that_is_no_number_or_cannot_be_read_names_its_checkpoint(copied)
     path = copied / "checkpoints" / "2" / "metrics" / "metrics"
     for content in ('{"val_loss": "x"}', '{"val_loss": NaN}', "[1]", '{"loss": 1}'):
         path.write_text(content)
-        with pytest.raises(Damaged, match="2: the checkpoint is damaged .its loss is no finite number"):
-            Checkpoints(str(copied)).loss(2)
+        for read, which in ((Checkpoints.loss, 2), (Checkpoints.find, "best")):
+            with pytest.raises(Damaged, match="2: the checkpoint is damaged .its loss is no finite number"):
+                read(Checkpoints(str(copied)), which)
     path.write_text("")
     with pytest.raises(Damaged, match="2: the checkpoint is damaged .its loss: "):
         Checkpoints(str(copied))
