@@ -2,7 +2,7 @@
 
 import base64
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from itertools import takewhile
 from typing import Annotated, Any, NamedTuple
@@ -314,26 +314,19 @@ class Places(NamedTuple):
     after: Float[Array | np.ndarray, " P"]
 
 
-def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the engine's windows (start, first, last): tokens since `start` fill places `first` to `last`."""
-    start = max(0, prompt - block_size)
-    first = start + 1
-    while True:
-        last = min(total, start + block_size)
-        yield start, first, last
-        if last == total:
-            return
-        first, start = last + 1, last + 1 - max(1, block_size // 2)
-
-
 def places(model: GPT, ids: Int[np.ndarray, " T"], prompt: int, drawing: Drawing) -> Places:
     """Compute the last places, up to the one after the text, where token 0 stands for the one to come."""
     settings = np.array(drawing.settings, np.float32)
     following, found = np.append(ids[1:], np.int32(0)), []
-    for start, first, last in windows(len(ids), prompt, model.config.block_size):
+    block_size = model.config.block_size
+    start = max(0, prompt - block_size)
+    first = start + 1
+    while first <= len(ids):  # the engine's windows: tokens since `start` fill places `first` to `last`
+        last = min(len(ids), start + block_size)
         rows = padded(model, ids[start:last]), padded(model, following[start:last])[0]
         window = jax.device_get(_places(model, *rows, settings))
         found.append([x[first - 1 - start : last - start] for x in window])
+        first, start = last + 1, last + 1 - max(1, block_size // 2)
     return Places(*map(np.concatenate, zip(*found, strict=True)))
 
 
