@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int
-from pydantic import AfterValidator, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, FiniteFloat, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from common.command_line import NonNegativeInt
+from common.command_line import NonNegativeInt, value_reader
 from common.errors import UserError
 from common.files import refusing
 from config.options import RESUMING
@@ -27,6 +27,7 @@ from training.compute import for_inference
 KEPT = 2  # models in memory, beside the served one
 START = "start"  # names the weights that a fine-tuned run started from; START-2, what that run started from
 MARK = "\u2603"  # stands for a question; no template writes it
+QUESTIONS = 6  # that the page offers at most
 ROLLOUTS = "rollouts.jsonl"  # has a line for each question of an evaluation
 Ids = list[NonNegativeInt]
 
@@ -54,9 +55,6 @@ class Group(TypedDict):
     question: str
     prompt: Ids
     answers: Annotated[list[Annotated[Rollout, AfterValidator(of_tokens)]], Field(min_length=1)]
-
-
-GROUP = TypeAdapter(Group)
 
 
 class RunFolder:
@@ -101,8 +99,16 @@ class RunFolder:
         return tokens.read([0], min(most, len(tokens)))[0].astype(np.int32)
 
     def questions(self, chat: Renderer) -> list[str]:
-        """Return first questions of its validation conversations. Raises UserError."""
-        return first_questions(self.validation(), chat)
+        """Return short first questions of its validation text, by different first words. Raises UserError."""
+        tokens = self.validation()
+        prompt = chat.prompt([{"role": "user", "content": MARK}])  # without a system message
+        around = chat.tokenizer.decode(prompt).split(MARK)
+        if len(around) != 2:  # the vocabulary has no such character
+            return []
+        before, after = map(re.escape, around)
+        text = chat.tokenizer.decode(tokens.read([0], min(8192, len(tokens)))[0])
+        found = re.findall(f"{before}(\\S.{{0,59}}?){after}", text)
+        return [*{question.split()[0].lower(): question for question in found}.values()][:QUESTIONS]
 
     def validation(self) -> TokenFile:
         """Return its validation text. Raises UserError, also where that was prepared anew since."""
@@ -131,40 +137,23 @@ class RunFolder:
             with refusing(
                 f"{ROLLOUTS}: line {n} is no group of answers", "mend or delete it", ValidationError
             ):
-                groups.append(GROUP.validate_json(line, strict=True))
+                groups.append(value_reader(Group).validate_json(line, strict=True))
         return groups
-
-
-def first_questions(tokens: TokenFile, chat: Renderer, most: int = 6) -> list[str]:
-    """Return short first questions of conversations without a system message, by different first words."""
-    prompt = chat.prompt([{"role": "user", "content": MARK}])
-    around = chat.tokenizer.decode(prompt).split(MARK)
-    if len(around) != 2:  # the vocabulary has no such character
-        return []
-    before, after = map(re.escape, around)
-    text = chat.tokenizer.decode(tokens.read([0], min(8192, len(tokens)))[0])
-    found = re.findall(f"{before}(\\S.{{0,59}}?){after}", text)
-    return [*{question.split()[0].lower(): question for question in found}.values()][:most]
 
 
 def starts_of(manifest: Manifest) -> dict[str, str]:
     """Return what a run started from, as START, and what that run did, as START-2: the oldest first."""
     found: list[str] = []
     with suppress(UserError):  # an earlier run may be gone
-        while (start := started_from(manifest)) and start not in found:
+        while True:
+            start = manifest.base["init_from"] if manifest.base else manifest.options.init_from
+            if start in ("scratch", *RESUMING, *found):
+                break
             found.append(start)
             if is_run(start):
                 manifest = latest_manifest(start)
     named = {f"{START}-{n}" if n > 1 else START: start for n, start in enumerate(found, 1)}
     return dict(reversed(named.items()))
-
-
-def started_from(manifest: Manifest) -> str | None:
-    """Return the run, folder or hub id that a run started from; None for random weights."""
-    if manifest.base is not None:
-        return manifest.base["init_from"]
-    start = manifest.options.init_from
-    return None if start in ("scratch", *RESUMING) else start
 
 
 def whole_lines(path: Path, offset: int = 0) -> bytes:

@@ -21,7 +21,7 @@ from tests.tools.serving.on_page import PHONE, button, chosen, expect, found_by_
 from tests.tools.serving.served_run import ask, serving
 from tools.serving import run_folder
 from tools.serving.html_file import html
-from tools.serving.run_folder import first_questions
+from tools.serving.run_folder import RunFolder
 
 SAID = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
 NO_EXAMPLE = {"empty": False, "expected": ["404 (Not Found)"]}  # the run has no data set
@@ -106,10 +106,12 @@ def test_first_questions_are_those_of_the_validation_text(renderer, tmp_path, mo
     (tmp_path / "c.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in lines))
     source = Files([str(tmp_path / "c.jsonl")])
     write_conversations(tmp_path / "data", source, renderer, 127, 0.5, None)
-    found = first_questions(Dataset(str(tmp_path / "data")).tokens("val"), renderer)
+    folder = RunFolder("")
+    monkeypatch.setattr(folder, "validation", lambda: Dataset(str(tmp_path / "data")).tokens("val"))
+    found = folder.questions(renderer)
     assert len({text.split()[0] for text in found}) == len(found) == 6 and {*found} <= {*asked}
     monkeypatch.setattr(run_folder, "MARK", "user")  # not there once, as what a vocabulary lacks
-    assert first_questions(Dataset(str(tmp_path / "data")).tokens("val"), renderer) == []
+    assert folder.questions(renderer) == []
 
 
 def test_rollouts_are_told_as_written_and_nonsense_is_refused_in_a_line(server, run, groups):
