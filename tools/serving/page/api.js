@@ -13,10 +13,11 @@ export async function post(path, body, signal) {
   return (await send(path, { method: "POST", body: JSON.stringify(body), signal })).json();
 }
 
-/** Yield the server's events, until it says that there are no more. Throws an Error for one that is an error.
- * @param {string} path @param {object} body @param {AbortSignal} signal */
-export async function* stream(path, body, signal) {
-  const answer = await send(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+/** Yield the tokens of a completion as they come, and the checkpoint that draws them. Throws an Error for an event that
+ * is one. @param {object} body @param {AbortSignal} signal */
+export async function* stream(body, signal) {
+  const question = { method: "POST", body: JSON.stringify({ ...body, logprobs: 0, stream: true }), signal };
+  const answer = await send("v1/completions", question);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -29,9 +30,19 @@ export async function* stream(path, body, signal) {
       if (data === "[DONE]") return;
       const parsed = JSON.parse(data);
       if (parsed.error) throw new Error(parsed.error.message);
-      yield parsed;
+      yield { more: written(parsed.choices[0]), by: parsed.system_fingerprint };
     }
   }
+}
+
+/** The tokens of a part of a completion. Its offsets count characters, of which JavaScript may store one as two.
+ * @param {any} choice @returns {import("./store.js").Token[]} */
+function written({ text, logprobs }) {
+  const { token_ids = [], token_logprobs = [], text_offset = [] } = logprobs ?? {}; // without tokens there are none
+  const characters = Array.from(text), places = text_offset.map((place) => place - text_offset[0]);
+  return token_ids.map((id, i) => ({
+    id, text: characters.slice(places[i], places[i + 1]).join(""), probability: Math.exp(token_logprobs[i]),
+  }));
 }
 
 async function send(path, options, tries = TRIES) {

@@ -7,7 +7,7 @@ const LIKELIEST = 10; // tokens of a place
 const ROOM = 256; // tokens of a long context that stay free for an answer
 const AT_ONCE = 4; // tokens, after which the page may draw
 const PAUSE = 40; // milliseconds of work, after which it does
-const BETWEEN = 150; // milliseconds between the events of a text, for each of which the page draws all of it
+const BETWEEN = 150; // milliseconds between the parts of a text, for each of which the page draws all of it
 
 // How numbers are kept; `row` is the last axis. `take` returns the next ones.
 const KEPT = {
@@ -224,7 +224,7 @@ function answers(served) {
     return told(ids, { places: [...unseen, ...found], names: names([...ids, ...found.flatMap((x) => x.likeliest)]) });
   }
 
-  /** Draw tokens, and yield what came since the last rest, as the server's events. */
+  /** Draw tokens, and yield what came since the last time. */
   async function* write({ prompt, max_tokens, seed, temperature, top_k, top_p }, signal) {
     const random = generator(seed), spell = tokenizer.stream();
     let context = read(prompt), cache = Cache(config), drawn = [];
@@ -235,14 +235,14 @@ function answers(served) {
       const x = await features(context.slice(cache.length), signal, cache), logits = model.logits(x.subarray(-D));
       const id = chosen(drawnFrom(logits, temperature, top_k, top_p), random());
       if (ends.includes(id)) break;
-      drawn.push({ id, text: spell(id), logprob: Math.log(softmax(logits)[id]) });
+      drawn.push({ id, text: spell(id), probability: softmax(logits)[id] });
       context = [...context, id];
       if (context.length > block_size) [context, cache] = [context.slice(-half), Cache(config)];
       if (performance.now() - shown < BETWEEN) continue;
-      yield event(drawn, version);
+      yield { more: drawn, by: version };
       [drawn, shown] = [[], performance.now()];
     }
-    if (drawn.length) yield event(drawn, version);
+    if (drawn.length) yield { more: drawn, by: version };
   }
 
   return { write, "inside/model": () => shown, "inside/checkpoints": () => ({ checkpoints: [] }),
@@ -258,14 +258,6 @@ function chosen(probabilities, share) {
   return found >= 0 ? found : probabilities.findLastIndex((p) => p > 0); // the sum is not exactly 1
 }
 
-/** Tokens as the API of completions tells them. */
-function event(drawn, version) {
-  const all = (name) => drawn.map((token) => token[name]), text = all("text").join("");
-  const text_offset = drawn.map((_, i) => [...all("text").slice(0, i).join("")].length); // in characters
-  const logprobs = { token_ids: all("id"), token_logprobs: all("logprob"), text_offset };
-  return { system_fingerprint: version, choices: [{ text, logprobs }] };
-}
-
 export const get = (path) => post(path, {});
 
 /** @type {typeof import("./api.js").post} */
@@ -274,7 +266,7 @@ export async function post(path, body, signal) {
 }
 
 /** @type {typeof import("./api.js").stream} */
-export async function* stream(_, body, signal) {
+export async function* stream(body, signal) {
   writer = signal;
   try {
     yield* answers(await loaded).write(/** @type {any} */ (body), signal);

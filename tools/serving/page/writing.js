@@ -72,11 +72,9 @@ export async function streamed(prompt, running, take) {
   let made = 0;
   running.value = abort;
   try {
-    const question = { prompt: await prompt, logprobs: 0, ...drawn };
-    for await (const { choices: [choice], system_fingerprint } of stream("v1/completions", question, abort.signal)) {
-      const more = written(choice);
+    for await (const { more, by } of stream({ prompt: await prompt, ...drawn }, abort.signal)) {
       made += more.length;
-      take(more, { by: system_fingerprint, drawn });
+      take(more, { by, drawn });
     }
     const seconds = (performance.now() - before) / 1000;
     return made ? `${made} tokens in ${seconds.toFixed(1)} s, ${short(made / seconds)} a second`
@@ -87,14 +85,4 @@ export async function streamed(prompt, running, take) {
   } finally {
     running.value = null;
   }
-}
-
-/** The tokens of a part of a completion. Its offsets count characters, of which JavaScript may store one as two.
- * @param {any} choice @returns {Token[]} */
-function written({ text, logprobs }) {
-  const { token_ids = [], token_logprobs = [], text_offset = [] } = logprobs ?? {}; // without tokens there are none
-  const characters = Array.from(text), places = text_offset.map((place) => place - text_offset[0]);
-  return token_ids.map((id, i) => ({
-    id, text: characters.slice(places[i], places[i + 1]).join(""), probability: Math.exp(token_logprobs[i]),
-  }));
 }

@@ -19,7 +19,7 @@ async function logits({ text }) {
 
 async function write(body) {
   const drawn = [];
-  for await (const { choices: [{ logprobs }] } of stream("v1/completions", body)) drawn.push(...logprobs.token_ids);
+  for await (const { more } of stream(body)) drawn.push(...more.map(({ id }) => id));
   return drawn;
 }
 
