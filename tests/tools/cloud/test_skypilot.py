@@ -115,7 +115,8 @@ def test_records_that_never_reached_the_bucket_are_those_that_were_copied(tmp_pa
     ],
 )
 def test_jax_is_installed_for_what_is_there(tmp_path, task, smi, extra):
-    process = start(task["setup"], tmp_path, {"nvidia-smi": smi, "uv": 'echo "uv $@"'}, task)
+    setup = task["setup"].replace("tools/cloud", str(CLOUD))
+    process = start(setup, tmp_path, {"nvidia-smi": smi, "uv": 'echo "uv $@"'}, task)
     printed, _ = process.communicate(timeout=20)
     assert printed.splitlines()[-1] == f"uv pip install --python .venv -r requirements.txt {extra}"
 
