@@ -6,6 +6,7 @@ comments, layout and other files do not count.
 
 import ast
 import os
+import shlex
 import subprocess
 import tarfile
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ def take(commit: str, folder: Path) -> Snapshot:
         copy, archive = Path(temporary, "code"), Path(temporary, "archive")
         git("archive", f"--output={archive}", tree, *CODE)
         with refusing("the code to compare cannot be copied", "take the link away", tarfile.TarError):
-            tarfile.open(archive).extractall(copy, filter="data")
+            tar = tarfile.open(archive)
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # None before Python 3.11.4
+            tar.extractall(copy)
         found = Snapshot(folder / tree[:12], name, program(copy))  # by all files: configs are not imported
         if found.folder.exists():  # it may have been edited
             found.folder.rename(Path(temporary, "earlier"))
@@ -63,10 +66,16 @@ def full_hash(commit: str) -> str:
 
 
 def git(*words: str, **environment: str) -> str:
-    made = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, env=os.environ | environment)
+    env = os.environ | {"LC_ALL": "C"} | environment
+    made = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, env=env)
     if made.returncode:
         why = made.stderr.decode(errors="replace").strip().split("\n")[0].removeprefix("fatal: ")
-        raise UserError(f"git {words[0]} {words[-1]}: {why}: give git: and a commit that this clone has")
+        advice = "give git: and a commit that this clone has"
+        if "not a git repository" in why:
+            advice = "this needs the history: git clone the project, or git init and commit it"
+        elif "dubious ownership" in why:
+            advice = f"git config --global --add safe.directory {shlex.quote(str(ROOT))}"
+        raise UserError(f"git {words[0]} {words[-1]}: {why}: {advice}")
     return made.stdout.decode(errors="replace")
 
 
