@@ -122,10 +122,12 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
         code = codes[commit] = codes.get(commit) or take(commit, out / "code")
         # A config is that code's own, where it has it.
         words = [str(own) if (own := code.folder / word).is_file() else word for word in words]
+        dataset = ""
         with suppress(UserError):  # a copy of a commit has no text to prepare; it may have options of its own
-            prepare_if_missing(parse_options(words, shape_of_weights).dataset)
+            dataset = parse_options(words, shape_of_weights).dataset
+            prepare_if_missing(dataset)
         theirs = defaults_of(code) if commit else {}
-        values = options_of(code, words) if commit else vars(parse_options(words, shape_of_weights))
+        values = options_of(code, words, dataset) if commit else vars(parse_options(words, shape_of_weights))
         if is_run(start := str(values.get("init_from"))):  # other weights of that name are other code
             code = replace(code, files=code.files | {start: digest(latest_manifest(start).checksums)})
         left_out = LEFT_OUT | ({"init_from"} if values.get("init_from") in RESUMING else set())

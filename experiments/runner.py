@@ -48,7 +48,7 @@ def start(code: Snapshot, words: list[str], folder: Path, dataset: str = "", **v
         if number and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     data = dataset_dir(dataset)
-    named = data.parent if data.name == dataset else os.environ.get("NANOJAXGPT_DATA", DATA)
+    named = data.parent if data.name == dataset else os.environ.get("NANOJAXGPT_DATA") or DATA
     own = {"NANOJAXGPT_DATA": str(named), "PYTHONUNBUFFERED": "1"}  # so that an error is the last line
     env = os.environ | own | variables
     command = [sys.executable, str(code.folder / words[0]), *words[1:]]
@@ -213,11 +213,11 @@ def train_until(enough: Callable[[], bool], code: Snapshot, words: list[str], fo
         process.wait()
 
 
-def options_of(code: Snapshot, words: list[str]) -> dict[str, Value]:
+def options_of(code: Snapshot, words: list[str], dataset: str = "") -> dict[str, Value]:
     """Return all options, as these words mean them to this code. Raises UserError."""
     with TemporaryDirectory() as temporary:
         path = Path(temporary, "options.json")
-        train_until(path.exists, code, words, path.parent)
+        train_until(path.exists, code, words, path.parent, dataset)
         with refusing(f"{code.name}: its options cannot be read", "compare another commit", ValueError):
             return read_json(path, dict[str, Value])
 

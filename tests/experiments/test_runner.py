@@ -172,6 +172,16 @@ def test_a_versions_options_are_those_that_its_train_py_writes(version):
     assert found["sharpness"] == "2.5" and found["n_layer"] == 3
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_version_finds_our_data_set_whatever_folder_the_variable_names(
+    version, elsewhere, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NANOJAXGPT_DATA", str(tmp_path) if elsewhere else "")
+    code = version("json.dump({'data': os.environ['NANOJAXGPT_DATA']}, open('options.json', 'w'))")
+    assert options_of(code, [], "shakespeare_char")["data"] == str(ROOT / "data")
+    assert elsewhere or options_of(code, [])["data"] == str(ROOT / "data")
+
+
 def test_a_version_that_does_not_train_is_refused_in_a_line(version):
     for code, said in {
         "sys.exit('error: --qk is no option')": "theirs: --qk is no option",
