@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from common.command_line import Address, Count, Name, NonNegativeInt, given, refuse_unused
 from common.errors import UserError
-from common.files import check_writable, refusing, write_whole
+from common.files import check_writable, decode_text, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, Meta, TokenFile, prepare_if_missing
 from data.spans import document_bytes
@@ -235,8 +235,7 @@ def answer_tasks(options: EvaluateOptions) -> dict[str, Any]:
 
 def answer_lines(options: EvaluateOptions, file: str) -> dict[str, Any]:
     """Print and return what each model answers to lines of a file, greedily. Raises UserError."""
-    with refusing(f"--ask={file}: cannot be read", "give a text in UTF-8", OSError, ValueError):
-        lines = Path(file).read_text("utf-8").splitlines()
+    lines = decode_text(Path(file).read_bytes(), f"--ask={file}").splitlines()
     asked = [Question("ask", line, line, "") for line in map(str.strip, lines) if line][: options.questions]
     if not asked:
         raise UserError(f"--ask={file}: it has no questions: write one in a line")

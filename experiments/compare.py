@@ -31,7 +31,7 @@ from pydantic import Field
 
 from common.command_line import Count, Name, Positive, refuse_unused, show_help, take_options, value_reader
 from common.errors import UserError, command
-from common.files import refusing, write_whole
+from common.files import decode_text, refusing, write_whole
 from config.options import RESUMING, Options, parse_options
 from data.dataset import Dataset, prepare_if_missing
 from data.spans import document_bytes
@@ -283,7 +283,7 @@ def read_list(path: Path, only: str = "") -> dict[str, tuple[Question, dict[str,
     """Return each experiment by name, the words of its sets, and those to train. Raises UserError."""
     found = {}
     with refusing(f"{path}: cannot be read as a list", "see experiments/ladder.toml", Exception):
-        for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
+        for name, entry in tomllib.loads(decode_text(path.read_bytes(), str(path))).items():
             sets = (listed := Question(**entry)).words()
             if labels := [label for label in sets if only in f"{name}: {label}"]:
                 found[name] = listed, sets, labels

@@ -391,7 +391,7 @@ def test_evaluate_counts_the_right_answers_of_several_models(base, learned, tmp_
 
 
 def test_evaluate_answers_the_lines_of_a_file(base, tmp_path, capsys):
-    (tmp_path / "ask.txt").write_text("Add 3 and 4.\n\n  Count to 2 \nSort 2, 1.\n")
+    (tmp_path / "ask.txt").write_text("\ufeffAdd 3 and 4.\n\n  Count to 2 \nSort 2, 1.\n")
     options = dict(out_dir=base / "run", ask=tmp_path / "ask.txt", max_new_tokens=4, mesh="data:1")
     evaluate.main(words(**options, questions=2, json=tmp_path / "said.json", dtype="float32"))
     asked = ["Add 3 and 4.", "Count to 2"]
@@ -402,7 +402,7 @@ def test_evaluate_answers_the_lines_of_a_file(base, tmp_path, capsys):
     (tmp_path / "ask.txt").write_text("\n")
     assert "ask.txt: it has no questions" in refusal(evaluate.main, words(**options))
     (tmp_path / "ask.txt").write_bytes(b"\xff\xfe\xff")
-    assert "ask.txt: cannot be read" in refusal(evaluate.main, words(**options))
+    assert "ask.txt: not UTF-8 at byte 0: " in refusal(evaluate.main, words(**options))
     assert "give one of them" in refusal(evaluate.main, words(**options, tasks="add"))
 
 
