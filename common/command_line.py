@@ -44,7 +44,7 @@ INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # a larger value becomes inf on a device
 UTF8 = r"(?!~(/|$))[^\x00\ud800-\udfff]+"
 # Files are renamed and locked, which a bucket cannot do: gs://b would be a folder called "gs:".
-LOCAL = r"(?s)(?!(?!https?:)[a-z0-9]+:/).*"
+LOCAL = r"(?s)(?!(?!https?:)[a-z0-9]{2,}:/).*"
 Name = Annotated[
     str,
     AfterValidator(os.path.expanduser),

@@ -31,7 +31,7 @@ class UserError(Exception):
 
 def command(main: Callable[[list[str]], int | None]) -> None:
     """Run a command's `main(argv)`, and exit with its status; after an error with 2, a user's in one line."""
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as this file has set it
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,7 +73,9 @@ def in_one_line(error: BaseException) -> str | None:
     if os.environ.get("NANOJAXGPT_DEBUG"):
         error.__suppress_context__ = False  # shows the error that `raise ... from None` hides
         return None
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # as XLA says it
+    # XLA says it with this word, as TensorStore does of a disk, which is a UserError by then.
+    exhausted = "RESOURCE_EXHAUSTED" in str(error) and not isinstance(error, UserError)
+    if isinstance(error, MemoryError) or exhausted:
         error = UserError(
             f"too little memory: {error}: make the batch, the samples, the context or the model smaller"
         )

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,10 +115,13 @@ def test_what_is_printed_to_a_closed_stream_lands_in_no_file(tmp_path):
     assert (tmp_path / "file").read_text() == "kept"
 
 
-@pytest.mark.parametrize("encoding, text", [("ascii", "n\u00e9"), ("utf-8", "n\udcff")])
-def test_text_that_a_terminal_cannot_show_is_written_all_the_same(encoding, text, monkeypatch):
+@pytest.mark.parametrize(
+    "encoding, errors, text",
+    [("ascii", "strict", "n\u00e9"), ("utf-8", "strict", "n\udcff"), ("ascii", "surrogateescape", "n\u00e9")],
+)
+def test_text_that_a_terminal_cannot_show_is_written_all_the_same(encoding, errors, text, monkeypatch):
     """As a token may be: a byte that is not UTF-8 becomes half a character."""
-    terminal = io.TextIOWrapper(written := io.BytesIO(), encoding)
+    terminal = io.TextIOWrapper(written := io.BytesIO(), encoding, errors)
     monkeypatch.setattr(sys, "stdout", terminal)
     command(lambda argv: print(text))
     assert written.getvalue() == b"n?\n"
@@ -180,3 +184,10 @@ def test_a_bucket_is_refused_at_the_start():
     for program, option, place in (("train", "out_dir", "gs://bucket/run"), ("bench", "json", "gs:/bucket")):
         said = refusal(import_module(program).main, [f"--{option}={place}"])
         assert said == f"--{option} is '{place}': expected a path of this machine, as of a mounted bucket"
+    assert parse_options([f"--out_dir={(path := 'c:/out')}"]).out_dir == path  # a drive of Windows is none
+
+
+def test_a_full_disk_is_not_taken_for_too_little_memory():
+    said = "run: cannot be written (RESOURCE_EXHAUSTED: No space left on device): mend that"
+    assert refusal(Mock(side_effect=UserError(said))) == said
+    assert "too little memory" in refusal(Mock(side_effect=RuntimeError("RESOURCE_EXHAUSTED: 5 GB")))
