@@ -4,6 +4,7 @@ Writing is atomic. A run's folder may be somebody else's: no link that lies ther
 """
 
 import codecs
+import errno
 import os
 import re
 import tempfile
@@ -73,6 +74,7 @@ def naming(path: Path) -> Generator[None]:
 @contextmanager
 def written(path: Path) -> Generator[IO[bytes]]:
     """Yield a file to fill, which then becomes `path`, in a folder that may be new. Raises OSError."""
+    refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # a killed process or an attacker may have left one
@@ -92,10 +94,17 @@ def write_whole(path: Path, text: str) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise OSError, as `written` would, but leave the file as it is."""
+    refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=path.parent).close()
     if path.is_dir():
         raise IsADirectoryError(f"{path}: Is a directory")
+
+
+def refuse_special(path: Path) -> None:
+    """Raise OSError for a device or a pipe, as /dev/stdout: a file would take its place."""
+    if path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir()):
+        raise OSError(errno.EINVAL, "is no ordinary file: give another", str(path))
 
 
 def put_in_place(temporary: Path, path: Path) -> None:

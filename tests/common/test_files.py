@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,14 @@ def test_what_cannot_be_written_is_known_before_and_stays_as_it_is(tmp_path):
         for act in ((check_writable, path), (write_whole, path, "text")):
             assert re.search(f"^{tmp_path}/.*: (File exists|Is a directory)$", refusal(*act))
     assert contents(tmp_path) == {"file": b"in the way"}
+
+
+def test_a_pipe_or_a_device_does_not_become_a_file(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for path in (pipe, Path("/dev/stdout")):
+        for act in ((check_writable, path), (write_whole, path, "text")):
+            assert refusal(*act) == f"{path}: is no ordinary file: give another"
+    assert pipe.is_fifo()
 
 
 # It is written beside, and renamed. The ids are the same in every process that collects.
