@@ -95,9 +95,9 @@ def stop_signals() -> Generator[Callable[[], int]]:
             agreed.append(signal.SIGTERM)
         return 128 + agreed[0] if agreed else 0
 
-    ours = [signal.SIGINT] if together else [signal.SIGINT, signal.SIGTERM]
-    if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:
-        ours.append(SIGHUP)
+    ours = [signal.SIGINT, SIGHUP] if together else [signal.SIGINT, SIGHUP, signal.SIGTERM]
+    # nohup ignores SIGHUP, a script SIGINT for what it starts with `&`: Ctrl-C is for another command then.
+    ours = [number for number in ours if number and signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, receive) for number in ours}
     try:
         yield stop_asked

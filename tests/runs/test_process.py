@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from runs.process import locked
+from runs.process import locked, stop_signals
 from tests.helpers import contents, refusal, start_python
 
 HOLD = """
@@ -85,6 +85,16 @@ def test_where_the_file_system_has_no_locks_the_run_is_told_so(tmp_path, monkeyp
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOTSUP, "no locks here")))
     take(tmp_path)
     assert f"note: {tmp_path}: this file system has no locks" in capsys.readouterr().err
+
+
+def test_a_ctrl_c_that_the_shell_has_it_ignore_does_not_stop_a_run():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script does for what it starts with `&`
+    try:
+        with stop_signals() as stop_asked:
+            signal.raise_signal(signal.SIGINT)
+            assert stop_asked() == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_reader_that_has_closed_stops_a_run_as_a_closed_terminal_does():
