@@ -298,14 +298,15 @@ def locate(name: str) -> Path:
     """Find the folder that `--init_from=<name>` means, or download it. Raises UserError."""
     if os.path.isdir(folder := os.path.expanduser(name)):
         return Path(folder)
-    from huggingface_hub import snapshot_download  # here: it takes long, and a folder does not need it
-
     repository = f"openai-community/{name}" if name in OPENAI else name
     what = f"init_from={name}: there is no such folder, and {repository} cannot be downloaded from the hub"
-    # A full disk and every answer of the hub are OSErrors.
-    with refusing(what, "give a folder or a model there (gated: after `hf auth login`)", OSError, ValueError):
+    advice = "give a folder or a model there (gated: after `hf auth login`)"
+    # A full disk and each answer of the hub are OSErrors; a proxy and a lacking home raise the last two.
+    with refusing(what, advice, OSError, ValueError, ImportError, RuntimeError):
         if "/" not in repository:
             raise ValueError("a model there has two names, as in HuggingFaceTB/SmolLM2-135M")
+        from huggingface_hub import snapshot_download  # here: it takes long, and a folder does not need it
+
         folder = Path(snapshot_download(repository, allow_patterns=FILES))
         if (folder / "model.safetensors").is_file() or not (folder / INDEX).is_file():
             return folder

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
+from unittest.mock import Mock
 
 import equinox as eqx
 import jax
@@ -294,6 +295,12 @@ def test_a_name_that_is_no_folder_and_cannot_be_downloaded_is_one_line(name, mon
     repository = "openai-community/gpt2-xl" if name == "gpt2-xl" else name
     what = f"init_from={name}: there is no such folder, and {repository} cannot be downloaded from the hub ("
     assert refusal(locate, name).startswith(what)
+
+
+def test_a_proxy_that_needs_another_package_is_one_line(monkeypatch):
+    lacks = ImportError("Using SOCKS proxy, but the 'socksio' package is not installed")  # as HTTPX says it
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=lacks))
+    assert f"cannot be downloaded from the hub ({lacks}): give a folder" in refusal(locate, "gpt2")
 
 
 def test_the_files_that_an_index_names_are_downloaded_and_no_others(tmp_path, monkeypatch):
