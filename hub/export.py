@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,7 +61,11 @@ def new_folder(path: Path) -> Generator[Path]:
             (beside := Path(temporary) / path.name).mkdir()
             yield beside
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(beside, path)
+            if path.is_dir():  # an empty one, in which the shell may stand, or where a disk is mounted
+                for file in beside.iterdir():
+                    shutil.move(file, path / file.name)
+            else:
+                os.replace(beside, path)
 
 
 # The options that decide a model's family. So do biases, unless the family has them: they may be 0.

@@ -21,7 +21,7 @@ from common.errors import UserError, command
 from config.options import Options
 from data.conversations import Renderer
 from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json, read_tokenizer
-from hub.export import plain, tensors, which_family, write_model, write_tokenizer
+from hub.export import new_folder, plain, tensors, which_family, write_model, write_tokenizer
 from model import GPT, GPTConfig
 from runs.checkpoint import Manifest
 from runs.load import load_pretrained, load_run
@@ -131,6 +131,14 @@ def test_a_layer_that_other_programs_lack_is_not_left_out():
     own = eqx.tree_at(lambda m: m.blocks.mlp, GPT(gpt2, key=jax.random.key(0)), replace_fn=Halved)
     with pytest.raises(UserError, match="the model has Halved, a layer of your own"):
         tensors(own, which_family(gpt2))  # whose biases are added
+
+
+def test_an_empty_folder_is_filled_and_stays_the_same_folder(tmp_path):
+    """A shell may stand in it, or a disk be mounted there."""
+    before = tmp_path.stat().st_ino
+    with new_folder(tmp_path) as beside:
+        (beside / "config.json").touch()
+    assert tmp_path.stat().st_ino == before and list(contents(tmp_path)) == ["config.json"]
 
 
 def test_a_folder_with_something_in_it_is_left_alone(gpt2_run, tmp_path):
