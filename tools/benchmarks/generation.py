@@ -105,11 +105,12 @@ def serving(options: Options) -> Generator[tuple[str, str]]:
     )
     try:
         assert server.stdout is not None
-        words = next((line.split() for line in server.stdout if line.startswith("serving ")), None)
-        if words is None:
+        line = next((line for line in server.stdout if line.startswith("serving ")), None)
+        if line is None:
             raise UserError(f"out_dir={options.out_dir}: serve.py did not start there")
+        name, _, url = line.strip().removeprefix("serving ").rpartition(" at ")
         next(line for line in server.stdout if line.startswith("compiled "))
-        yield words[-1], words[1]
+        yield url, name
     finally:
         server.terminate()
         server.wait()
@@ -117,7 +118,8 @@ def serving(options: Options) -> Generator[tuple[str, str]]:
 
 def ask_together(url: str, model: str, n: int, clients: int) -> list[tuple]:
     """Ask n times, so many at a time. Return the answers of `ask`."""
-    with httpx2.Client(base_url=url, timeout=None) as client, ThreadPoolExecutor(clients) as pool:
+    local = httpx2.Client(base_url=url, timeout=None, trust_env=False)  # not by way of a proxy
+    with local as client, ThreadPoolExecutor(clients) as pool:
         return list(pool.map(partial(ask, client, model), range(n)))
 
 

@@ -36,8 +36,9 @@ def test_decoding_is_measured_for_one_text_and_for_several_at_once(monkeypatch):
 @pytest.mark.slow
 def test_the_server_is_asked_by_more_and_more_clients(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(generation, "ROWS", (1, 2))
-    train.main(tiny(tmp_path / "run", max_iters=1, eval_interval=1, block_size=32))
-    bench.main(["--serve", f"--json={tmp_path}/served.json", f"--out_dir={tmp_path}/run", "--device=cpu"])
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # of no use for a server on this machine
+    train.main(tiny(tmp_path / "a run", max_iters=1, eval_interval=1, block_size=32))
+    bench.main(["--serve", f"--json={tmp_path}/served.json", f"--out_dir={tmp_path}/a run", "--device=cpu"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if " at a time" in line]
     assert [row[0] for row in rows] == ["1", "2"] and all(float(x) > 0 for row in rows for x in row[5:])
     first, second = json.loads((tmp_path / "served.json").read_text())["figures"]
