@@ -253,8 +253,8 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """Return the iteration with the lowest validation loss. Raises Damaged where one is no number."""
-        measured = [iteration for iteration in self.iterations() if self.loss(iteration) is not None]
-        return min(measured, key=self.loss, default=None)
+        losses = {i: loss for i in self.iterations() if (loss := self.loss(i)) is not None}
+        return min(losses, key=losses.__getitem__, default=None)
 
     def delete_all(self) -> None:
         with self.working():
