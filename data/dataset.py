@@ -237,9 +237,7 @@ class Batches:
             )
 
     def __call__(self, i: int) -> Batch:
-        return self.windows(self.starts(i))
-
-    def windows(self, starts: list[int]) -> Batch:
+        starts = self.starts(i)
         windows = self.tokens.read(starts, self.T + 1)
         x, y = windows[:, :-1].astype(np.int32, order="C"), windows[:, 1:].astype(np.int32, order="C")
         if self.tokens.learned is not None:
@@ -263,25 +261,17 @@ class Batches:
         Windows begin `stride` tokens apart (default: block_size). Tokens that a window shares with the one
         before are context: their targets are -1, as are those that fill the last batch.
         """
-        if self.tokens.row:
-            yield from self.every_row(self.tokens.row)
-            return
-        B, T = self.B, self.T
-        stride = stride or T
+        B, T, learned = self.B, self.T, self.tokens.learned
+        stride = self.tokens.row or stride or T
         span = (B - 1) * stride + T + 1  # tokens of a batch
         for begin in range(0, len(self.tokens) - 1 - T + stride, B * stride):
             n_tokens = min(span, len(self.tokens) - begin)
             filled = np.full(span, -1, np.int32)
             filled[:n_tokens] = self.tokens.read([begin], n_tokens)[0]
-            windows = sliding_window_view(filled, T + 1)[::stride]
-            x, y = np.maximum(windows[:, :-1], 0), windows[:, 1:].copy()
-            y[0 if begin else 1 :, : T - stride] = -1  # no window comes before the first
+            targets = filled.copy()
+            if learned is not None:
+                targets[:n_tokens][~learned[begin : begin + n_tokens]] = -1
+            x, y = (sliding_window_view(each, T + 1)[::stride] for each in (filled, targets))
+            x, y = np.maximum(x[:, :-1], 0), y[:, 1:].copy()
+            y[0 if begin else 1 :, : max(0, T - stride)] = -1  # no window comes before the first
             yield x, y
-
-    def every_row(self, row: int) -> Iterator[Batch]:
-        """Yield the rows of packed conversations in order; targets of -1 fill the last batch."""
-        starts = range(0, len(self.tokens), row)
-        for begin in range(0, len(starts), self.B):
-            x, y = self.windows(list(starts[begin : begin + self.B]))
-            missing = ((0, self.B - len(x)), (0, 0))
-            yield np.pad(x, missing), np.pad(y, missing, constant_values=-1)
