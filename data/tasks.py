@@ -30,15 +30,12 @@ from data.documents import in_validation
 
 Split = Literal["train", "val", "test"]  # val chooses among a run's checkpoints, and test reports
 Draw = Callable[[np.random.Generator], tuple[str, str, str]]  # of a subject, a question and its answer
-MONTHS = (  # in English, whatever the user's language
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
+# In English, whatever the user's language.
+MONTHS = "January February March April May June July August September October November December".split()
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 LETTERS = list("abcdefghijklmnopqrstuvwxyz" + 3 * "aeio" + 2 * "lnrst")  # about as often as in English
 NUMBERS = {"number": (2, 100), "other": (2, 20), "large": (100, 1000)}  # slots of data/talk.toml
 TESTED = 0.1  # of the subjects
-TASKS: dict[str, Draw] = {}
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,6 @@ class Question:
     subject: str  # what it asks about, however it is asked
     text: str
     answer: str
-
-
-def task(draw: Draw) -> Draw:
-    TASKS[draw.__name__] = draw  # ty: ignore[missing-attribute]
-    return draw
 
 
 def one_of(random: np.random.Generator, *phrasings: str) -> str:
@@ -65,7 +57,6 @@ def word(random: np.random.Generator) -> str:
     return text.capitalize() if random.random() < 0.1 else text
 
 
-@task
 def add(random):
     a, b = random.integers(0, random.choice([10, 50]), 2)
     question = one_of(
@@ -86,7 +77,6 @@ def add(random):
     return f"{min(a, b)} {max(a, b)}", question, str(a + b)
 
 
-@task
 def subtract(random):
     a, b = sorted(random.integers(0, 100, 2))
     question = one_of(
@@ -99,7 +89,6 @@ def subtract(random):
     return f"{a} {b}", question, str(b - a)
 
 
-@task
 def count(random):
     letter, text = random.choice(list("aeiou")), "".join(word(random).lower() for _ in range(2))
     question = one_of(
@@ -111,7 +100,6 @@ def count(random):
     return f"{letter} {text}", question, str(text.count(letter))
 
 
-@task
 def order(random):
     n = random.integers(2, 6)
     sizes = random.choice([10, 100], 1 if random.random() < 0.5 else n)  # half of the lists are of one size
@@ -143,7 +131,6 @@ def quoted(random: np.random.Generator, text: str) -> str:
     return one_of(random, text, text, text, f"the word {text}", f'"{text}"', f"'{text}'")
 
 
-@task
 def reverse(random):
     text = word(random)
     said = quoted(random, text)
@@ -167,7 +154,6 @@ def reverse(random):
     return min(text.lower(), text[::-1].lower()), question, text[::-1]
 
 
-@task
 def change(random):
     text = word(random).lower()
     old = random.choice(list(text))
@@ -190,7 +176,6 @@ def change(random):
     return f"{text} {old}", question, text.replace(old, new)
 
 
-@task
 def date(random):
     month, days = int(random.integers(12)), int(random.integers(1, 15))
     day = int(random.integers(1, DAYS[month] + 1))
@@ -205,7 +190,6 @@ def date(random):
     return f"{month} {day} {days}", question, answer
 
 
-@task
 def table(random):
     names: list[str] = []
     while len(names) < 3:
@@ -228,7 +212,6 @@ def documented() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@task
 def library(random):
     module, name, said = documented()[random.integers(len(documented()))].values()
     question = one_of(
@@ -238,6 +221,10 @@ def library(random):
         f"Name the function of {module} that is described so: {said}",
     )
     return f"{module} {name}", question, name
+
+
+DRAWS = (add, subtract, count, order, reverse, change, date, table, library)
+TASKS: dict[str, Draw] = {draw.__name__: draw for draw in DRAWS}
 
 
 def questions(task: str, split: Split, *seed: int) -> Iterator[Question]:
