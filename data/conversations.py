@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from common.command_line import first_problem
 from common.errors import UserError
-from common.files import first_line, refusing
+from common.files import refusing
 from data.dataset import SPLITS, TextBytes
 from data.documents import in_validation
 from data.sources import Files
@@ -37,7 +37,8 @@ ROOM = 256  # tokens of a long context that stay free for an answer; of a short 
 OPEN_ROWS = 64  # rows that a conversation may still be put into
 END_OF_ANSWER = re.compile(r"\{%-?\s*endgeneration\b")
 FIRST_MARK = 0xF0000  # private characters, which no template writes, stand for what messages say
-
+# Its functions may raise any error.
+REFUSED = ("the chat template refuses it", "mend or leave it out", Exception)
 
 Nothing = Annotated[list, Field(max_length=0)] | None
 
@@ -137,24 +138,16 @@ class Renderer:
         return self.prompt([*system, *said[left_out:]]), left_out
 
     def encode(self, messages: Messages, **settings: bool) -> Rendered:
-        """Return the tokens that the template makes of messages. Raises UserError."""
-        try:
-            return self._encode(messages, **settings)
-        except UserError:  # as for a character that is not in the vocabulary
-            raise
-        except Exception as error:  # whatever it raises for messages that it does not take
-            why = f"the chat template refuses it ({first_line(error)})"
-            raise UserError(f"{why}: mend or leave it out") from None
-
-    def _encode(self, messages: Messages, **settings: bool) -> Rendered:
-        """Return a conversation's tokens, and which of them the template says are learned.
+        """Return a conversation's tokens, and which of them the template says are learned. Raises UserError.
 
         The template alone writes special tokens: what a message says is ordinary text. Each answer begins
-        with a token of its own, as after a prompt. Raises ValueError for a template that changes what
-        messages say, or that writes a special token with it, any error of the template, and UserError.
+        with a token of its own, as after a prompt. A template that changes what messages say, or that writes
+        a special token with it, is refused, and so is one that fails.
         """
-        tokenizer, (text, answers) = self.tokenizer, self.render(messages, **settings)
-        said, own = self.contents(text, messages, **settings)
+        with refusing(*REFUSED):
+            text, answers = self.render(messages, **settings)
+            said, own = self.contents(text, messages, **settings)
+        tokenizer = self.tokenizer
         # Some makers do not call the tokens of their template special. Cut after a letter, they are none.
         marks = "|".join(re.escape(name) for name in tokenizer.added if name in own) or "(?!)"
         cuts = {a + found.start() + 1 for a, b in said for found in re.finditer(f"(?={marks})", text[a:b])}
@@ -167,14 +160,12 @@ class Renderer:
             some, where = encode_part(tokenizer, text, a, b, special)
             ids.append(some)
             spans.append(where)
-        ids, spans = np.concatenate(ids), np.concatenate(spans)
         control = [i for name, i in tokenizer.names.items() if name not in tokenizer.added or name in own]
-        of_messages = np.zeros(len(text), bool)
-        for begin, end in said:
-            of_messages[begin:end] = True
-        for a, b in spans[np.isin(ids, control)]:
-            if any(of_messages[i] and not text[i].isspace() for i in range(a, b)):
-                raise ValueError(f"what a message says would write its {text[a:b]}")
+        with refusing(*REFUSED):
+            ids, spans = np.concatenate(ids), np.concatenate(spans)  # raises where there is no text
+            for a, b in spans[np.isin(ids, control)]:
+                if any(text[max(a, begin) : min(b, end)].strip() for begin, end in said):
+                    raise ValueError(f"what a message says would write its {text[a:b]}")
         learned = np.zeros(len(spans), bool)
         for begin, end in answers:
             learned |= (spans[:, 0] < end) & (spans[:, 1] > begin)
