@@ -6,15 +6,9 @@
     python evaluate.py --out_dir=out-rl --beside=out-chat,a-folder --tasks=add,reverse      of data/tasks.py
     python evaluate.py --out_dir=out-rl --beside=out-chat --ask=experiments/first_questions.txt
 
-The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
-begin `stride` tokens apart, and each counts the predictions that the one before has not made. Except at
-the very beginning, each token is predicted from at least block_size - stride tokens before it. Of packed
-conversations, the tokens that are learned are predicted, each from its own row.
-
-With --tasks each model answers the same questions, greedily and sampled at temperature 1. A share of right
-answers has Wilson's 95% interval. McNemar's exact test compares each other model with the first, by the
-questions that only one of the two answers rightly. With --ask it prints what each model answers to the lines
-of a file, greedily.
+Every token of the split but the first is predicted once, and from at least block_size - stride tokens before
+it where there are so many; of packed conversations, each that is learned, from its own row. What the figures
+mean is in docs/evaluation.md.
 """
 
 from common.errors import command  # isort: split
@@ -212,12 +206,10 @@ def find_dataset(tokenizer: dict | None, V: int, options: EvaluateOptions) -> tu
 
 def answer_tasks(options: EvaluateOptions) -> dict[str, Any]:
     """Print and return each model's shares of right answers, by task. Raises UserError."""
-    tasks, sources = named_tasks(options.tasks), models_to_ask(options)
-    first, right = (
-        next(iter(sources)),
-        {name: right_answers(source, tasks) for name, source in sources.items()},
-    )
-    models = {name: {task: {} for task in tasks} for name in sources}
+    tasks = named_tasks(options.tasks)
+    right = {name: right_answers(source, tasks) for name, source in models_to_ask(options).items()}
+    first = next(iter(right))
+    models = {name: {task: {} for task in tasks} for name in right}
     for how in ("greedy", "sampled"):
         print(f"{how}: right of {options.questions} held-out questions of each task, each subject once")
         for task in tasks:
