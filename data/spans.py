@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 from jaxtyping import Int32
-from numpy.typing import ArrayLike
 
 from data.dataset import TextBytes
 from data.tokenizer import JsonTokenizer, Tokenizer, document_start, end_tokens, from_json
@@ -23,19 +22,15 @@ def encode_part(
     """
     tokenizer, part = reading_on(tokenizer, text, begin), text[begin:end]
     ids = tokenizer.encode(part, special)
-    return ids, begin + np.asarray(spans(tokenizer, part, ids, special), np.int32).reshape(-1, 2)
-
-
-def spans(tokenizer: Tokenizer, text: str, ids: Int32[np.ndarray, " T"], special: bool) -> ArrayLike:
-    """Return the first character of each of the text's tokens, and the one after its last."""
     if isinstance(tokenizer, JsonTokenizer):
-        return tokenizer.library(special).encode(text, add_special_tokens=False).offsets
-    character = np.repeat(np.arange(len(text)), [len(symbol.encode()) for symbol in text])  # of each byte
-    lengths = np.array([len(tokenizer.bytes_of(token)) for token in ids.tolist()], int)
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    # A token that holds a part of a character spans all of it.
-    return np.stack([character[begins], character[ends - 1] + 1], axis=-1)
+        spans = tokenizer.library(special).encode(part, add_special_tokens=False).offsets
+    else:
+        character = np.repeat(np.arange(len(part)), [len(symbol.encode()) for symbol in part])  # of each byte
+        lengths = np.array([len(tokenizer.bytes_of(token)) for token in ids.tolist()], int)
+        ends = np.cumsum(lengths)
+        # A token that holds a part of a character spans all of it.
+        spans = np.stack([character[ends - lengths], character[ends - 1] + 1], axis=-1)
+    return ids, begin + np.asarray(spans, np.int32).reshape(-1, 2)
 
 
 def reading_on(tokenizer: Tokenizer, text: str, begin: int) -> Tokenizer:
