@@ -152,15 +152,10 @@ def export_page(options: ExportOptions) -> str:
         write_whole(path, page)
     cost = "the data set is not here, so what that costs was not measured"
     if batches is not None:
-        losses = [mean_loss(each, batches) for each in (model, kept)]
+        loss = jax.jit(GPT.loss)
+        losses = [np.mean([loss(each, *batches(i)) for i in range(20)]) for each in (model, kept)]
         cost = f"its loss on 160 validation rows is {losses[1]:.4f}, and {losses[0]:.4f} in float32"
     return f"iter {iteration} in {weights}, {path.stat().st_size / 1e6:.1f} MB: {path}\n{cost}"
-
-
-def mean_loss(model: GPT, batches: Batches) -> float:
-    """Return the mean loss of 20 batches, in nats per token."""
-    loss = jax.jit(GPT.loss)
-    return float(np.mean([loss(model, *batches(i)) for i in range(20)]))
 
 
 if __name__ == "__main__":

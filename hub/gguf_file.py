@@ -128,12 +128,14 @@ def read_tokenizer(description: dict | None, vocab_size: int) -> dict[str, Any]:
     """Return what a GGUF says of a tokenizer, by the writer's methods. Raises UserError for other kinds."""
     match description:
         case {"type": "tiktoken", "name": "gpt2"}:
+            from tiktoken.load import read_file_cached
+
             from_json(description)  # downloads the files if they are not in tiktoken's cache, or says why not
-            vocab, merges, split = *gpt2_files(), "gpt-2"
-            special = {"<|endoftext|>": CONTROL}
+            vocab = json.loads(read_file_cached(GPT2_FILES + "encoder.json"))
+            merges = read_file_cached(GPT2_FILES + "vocab.bpe").decode().splitlines()[1:]
+            special, split = {"<|endoftext|>": CONTROL}, "gpt-2"
         case {"type": "tokenizers", "json": str(text)}:
-            library = json.loads(text)
-            vocab, merges, special, split = byte_level(library)
+            vocab, merges, special, split = byte_level(json.loads(text))
         case _:
             raise UserError(
                 "llama.cpp has byte-level BPE tokenizers, and this run has another: use --format=html"
@@ -179,11 +181,3 @@ def byte_level(library: dict[str, Any]) -> tuple[dict[str, int], list[str], dict
     merges = [x if isinstance(x, str) else " ".join(x) for x in library["model"]["merges"]]
     special = {x["content"]: CONTROL if x["special"] else USER_DEFINED for x in library["added_tokens"]}
     return library["model"]["vocab"] | added, merges, special, split
-
-
-def gpt2_files() -> tuple[dict[str, int], list[str]]:
-    from tiktoken.load import read_file_cached
-
-    vocab = json.loads(read_file_cached(GPT2_FILES + "encoder.json"))
-    merges = read_file_cached(GPT2_FILES + "vocab.bpe").decode().splitlines()[1:]
-    return vocab, [merge for merge in merges if merge]
