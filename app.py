@@ -33,7 +33,7 @@ def start(argv: list[str]) -> int:
     """Run a command. Return its status. Raises UserError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops a run as Ctrl-C does
     if not argv or "--help" in argv or "-h" in argv:
-        show_help(LaunchOptions)
+        show_help(LaunchOptions, "app.py")  # which `modal` may have started
     asked, words = take_options(argv, LaunchOptions)
     options = replace(LaunchOptions() if words else SMALL, **asked)
     commands = [whole_command(words)] if words else FIRST

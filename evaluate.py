@@ -18,7 +18,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -55,10 +55,7 @@ USED = {  # by what is evaluated: options that are not for all
 
 @dataclass(frozen=True)
 class EvaluateOptions(ModelOptions):
-    """The options of evaluate.py. The comment after a field is its text in `--help`."""
-
-    program: ClassVar[str] = "evaluate.py"
-    purpose: ClassVar[str] = "Evaluate a trained model: its loss on a data set."
+    """Evaluate a trained model: its loss on a data set."""
 
     dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
     split: Literal["val", "train"] = "val"  # split of the data set

@@ -17,7 +17,7 @@ import sys
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import numpy as np
@@ -52,10 +52,7 @@ WEIGHTS = {"html": ("bfloat16", "int8"), "gguf": ("f16", "f32", "q8_0")}  # the 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Every option of export.py. A field's comment is its text in `--help`."""
-
-    program: ClassVar[str] = "export.py"
-    purpose: ClassVar[str] = "Write a run's model for transformers or a browser, or its adapters for PEFT."
+    """Write a run's model for transformers or a browser, or its adapters for PEFT."""
 
     out_dir: Name = "out"  # folder of the run
     checkpoint: Checkpoint = "last"  # of the run: last, best (the lowest validation loss), or an iteration

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -52,10 +51,7 @@ SEPARATOR = "---------------"  # after each sample, as in nanoGPT
 
 @dataclass(frozen=True)
 class SampleOptions(ModelOptions):
-    """A field's comment is its text in `--help`."""
-
-    program: ClassVar[str] = "sample.py"
-    purpose: ClassVar[str] = "Write text with a trained model."
+    """Write text with a trained model."""
 
     start: str = "\n"  # prompt, or FILE:prompt.txt
     add_special_tokens: bool = True  # begin the prompt as the tokenizer does, as with Llama's <s>

@@ -1,8 +1,9 @@
 """Read the command line of any command.
 
-A command's options are a frozen dataclass. A later source wins: the defaults, config files, `--key=value` (or
-`--key value`). pydantic checks the values, tyro prints the help. A config file is Python, and may do all that
-the user may. This file imports neither JAX nor NumPy, which take seconds.
+A command's options are a frozen dataclass, whose docstring and fields' comments are the text of `--help`. A
+later source wins: the defaults, config files, `--key=value` (or `--key value`). pydantic checks the values,
+tyro prints the help. A config file is Python, and may do all that the user may. This file imports neither JAX
+nor NumPy, which take seconds.
 """
 
 from common.errors import UserError  # isort: split
@@ -221,15 +222,17 @@ _cut.maxstring = _cut.maxother = 60
 spell = _cut.repr  # a value as an error shows it: as Python writes it, cut if it is long
 
 
-def show_help(cls: type[Any]) -> None:
+def show_help(cls: type[Any], program: str | None = None) -> None:
     """Print every option with its type, default and meaning, and exit with status 0."""
     import tyro  # not above, as only --help needs it
 
     os.environ["COLUMNS"] = str(max(40, shutil.get_terminal_size().columns))  # below 6 tyro never ends
+    module = sys.modules["__main__"].__spec__  # of `python -m`
+    program = program or (f"-m {module.name}" if module else sys.argv[0])
     tyro.cli(
         cls,
-        prog=f"python {cls.program} [CONFIG.py ...]",
-        description=f"{cls.purpose} A config file sets options; --key=value sets one over it.",
+        prog=f"python {program} [CONFIG.py ...]",
+        description=f"{cls.__doc__} A config file sets options; --key=value sets one over it.",
         args=["--help"],
         config=(tyro.conf.FlagConversionOff,),
         use_underscores=True,

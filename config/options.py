@@ -7,7 +7,7 @@ options of the run, or the shape of the weights, that init_from names; config fi
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from common.command_line import (
     Address,
@@ -53,10 +53,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Options(ModelShape):
-    """The options of train.py. A comment is the text in `--help`."""
-
-    program: ClassVar[str] = "train.py"
-    purpose: ClassVar[str] = "Train a GPT."
+    """Train a GPT."""
 
     # output and evaluation
     out_dir: Name = "out"  # folder of the run

@@ -11,7 +11,7 @@ validates. Of a folder all such files are read. Conversations: data/conversation
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -31,10 +31,7 @@ Part = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """Every option of data/prepare.py. A field's comment is its text in `--help`."""
-
-    program: ClassVar[str] = "data/prepare.py"
-    purpose: ClassVar[str] = "Prepare a data set from documents."
+    """Prepare a data set from documents."""
 
     source: Name | None = None  # files, folders or globs, with commas between them; None: the hub's documents
     to: Name | None = None  # folder of the data set; None: the script's own

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -340,10 +340,7 @@ def as_messages(conversation: list[Exchange]) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """Every option of data/tasks.py. A field's comment is its text in `--help`."""
-
-    program: ClassVar[str] = "data/tasks.py"
-    purpose: ClassVar[str] = "Write questions and answers as conversations."
+    """Write questions and answers as conversations."""
 
     to: Name | None = None  # the .jsonl file
     n: Count = 20000  # conversations

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -30,10 +30,7 @@ END, TURN, END_OF_TURN = END_NAMES[0], "<|im_start|>", "<|im_end|>"
 
 @dataclass(frozen=True)
 class TrainTokenizerOptions:
-    """Every option of data/train_tokenizer.py. A field's comment is its text in `--help`."""
-
-    program: ClassVar[str] = "data/train_tokenizer.py"
-    purpose: ClassVar[str] = "Train a byte-pair tokenizer on documents."
+    """Train a byte-pair tokenizer on documents."""
 
     source: Name | None = None  # files, folders or globs, with commas between them, as of data/prepare.py
     to: Name | None = None  # folder of the tokenizer

@@ -25,7 +25,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pandas as pd
 
@@ -82,10 +82,7 @@ Listed = Annotated[Name, matching("[^,]+", "a name without commas, which separat
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Every option of experiments/chat.py. A field's comment is its text in `--help`."""
-
-    program: ClassVar[str] = "-m experiments.chat"
-    purpose: ClassVar[str] = "Lead a chat model through its whole life."
+    """Lead a chat model through its whole life."""
 
     quick: bool = False  # only as far as a model that answers, before rewards
     seed: Seed = 1  # of the first life

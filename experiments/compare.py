@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pandas as pd
 import pydantic.dataclasses
@@ -49,8 +49,7 @@ STATUS = {"helps": 0, "none": 1, "diverged": 1, "hurts": 3}
 
 @dataclass(frozen=True)
 class CompareOptions:
-    program: ClassVar[str] = "-m experiments.compare"
-    purpose: ClassVar[str] = "Say with several seeds whether changes of a base lower its loss."
+    """Say with several seeds whether changes of a base lower its loss."""
 
     change: Name = ""  # options, a config, git:COMMIT, or several in quotes; give it once for each change
     seeds: Count | None = None  # how many seeds each has: choose before you look; None: 5, or the list's

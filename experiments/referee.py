@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from subprocess import Popen
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -58,8 +58,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class RefereeOptions:
-    program: ClassVar[str] = "-m experiments.referee"
-    purpose: ClassVar[str] = "Race ideas against the record: `try` one, or `show` the ledger."
+    """Race ideas against the record: `try` one, or `show` the ledger."""
 
     why: str = ""  # of a try: what the idea is and why it should help, in one line
     ledger: Name = "experiments/ledgers/quickstart"  # the folder of ledger.jsonl

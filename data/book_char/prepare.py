@@ -13,7 +13,6 @@ import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -29,8 +28,7 @@ SHA256 = "3ecd1acc39c5543c11ff229f252e812261d7aa54b93cb8dbbcde7b38c13f3f78"
 
 @dataclass(frozen=True)
 class BookOptions:
-    program: ClassVar[str] = "data/book_char/prepare.py"
-    purpose: ClassVar[str] = "Prepare this project's own book and code, with one token per character."
+    """Prepare this project's own book and code, with one token per character."""
 
 
 def prepare(folder: Path) -> None:

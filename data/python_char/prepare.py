@@ -13,7 +13,6 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -28,8 +27,7 @@ SYMBOLS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
 @dataclass(frozen=True)
 class PythonOptions:
-    program: ClassVar[str] = "data/python_char/prepare.py"
-    purpose: ClassVar[str] = "Prepare the source of Python's standard library, with one token per character."
+    """Prepare the source of Python's standard library, with one token per character."""
 
     source: Name | None = None  # folder of another Python's library; None: of this one
 

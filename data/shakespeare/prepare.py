@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -22,8 +21,7 @@ from data.shakespeare_char import prepare as characters
 
 @dataclass(frozen=True)
 class TokenOptions(characters.TextOptions):
-    program: ClassVar[str] = "data/shakespeare/prepare.py"
-    purpose: ClassVar[str] = "Prepare tiny Shakespeare, or another text, in GPT-2's tokens or others."
+    """Prepare tiny Shakespeare, or another text, in GPT-2's tokens or others."""
 
     to: Name = str(dataset_dir("shakespeare"))  # folder of the data set
     tokenizer: Name | None = "gpt2"  # tiktoken's name for it, or a tokenizer.json; None: characters

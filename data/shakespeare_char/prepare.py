@@ -12,7 +12,6 @@ import sys
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -30,8 +29,7 @@ TIMEOUT = 20  # seconds to wait for an answer of the network
 
 @dataclass(frozen=True)
 class TextOptions:
-    program: ClassVar[str] = "data/shakespeare_char/prepare.py"
-    purpose: ClassVar[str] = "Prepare tiny Shakespeare, or another text, with one token per character."
+    """Prepare tiny Shakespeare, or another text, with one token per character."""
 
     source: Name | None = None  # a UTF-8 text's path or URL; None: tiny Shakespeare is downloaded
     to: Name = str(dataset_dir("shakespeare_char"))  # folder of the data set

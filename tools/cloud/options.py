@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,10 +20,7 @@ BURST = 2  # times its cores and memory, which a machine may use
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The options of the launcher. A comment is the text in `--help`."""
-
-    program: ClassVar[str] = "app.py"
-    purpose: ClassVar[str] = "Run a command on Modal, or here: docs/cloud.md. Other words are the command's."
+    """Run a command on Modal, or here: docs/cloud.md. Other words are the command's."""
 
     run_on_remote: bool = False  # run on Modal, not on this machine
     gpu: Name = "A10"  # T4, L4, L40S, A100-80GB, H100, H200, B200, ...; H100:8: eight; none

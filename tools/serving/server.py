@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import h11
 import uvicorn
@@ -43,10 +43,7 @@ Origins = Annotated[
 
 @dataclass(frozen=True)
 class ServeOptions(ModelOptions):
-    """The options of serve.py. The comment after a field is its text in `--help`."""
-
-    program: ClassVar[str] = "serve.py"
-    purpose: ClassVar[str] = "Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."
+    """Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."""
 
     follow: bool = False  # serve each new checkpoint of a run that is still training
     host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
