@@ -153,10 +153,8 @@ def predicted_bytes(tokens: TokenFile, meta: Meta) -> int:
     # A tokenizer.json may change a text, as by NFC or <unk>.
     if meta.tokenizer is None or meta.tokenizer["type"] == "tokenizers":
         return 0
-    piece = 2**16  # tokens that are decoded at once
-    pieces = np.split(tokens.ids, range(piece, len(tokens), piece))
-    sizes = [len(raw) for found in document_bytes(pieces, meta.tokenizer) for raw in found]
-    return int(np.array(sizes)[slice(1, None) if tokens.learned is None else tokens.learned].sum())
+    sizes = np.fromiter(map(len, document_bytes(tokens.ids, meta.tokenizer)), int, len(tokens))
+    return int(sizes[slice(1, None) if tokens.learned is None else tokens.learned].sum())
 
 
 def score(model: GPT, batches: Batches, stride: int) -> tuple[Float[np.ndarray, " R"], float]:

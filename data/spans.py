@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int32
@@ -70,18 +70,12 @@ def count_bytes(tokenizer: Tokenizer, text: str) -> TextBytes:
     return TextBytes(total, int(ids[0]), len(raw if spanned.startswith(raw) else spanned))
 
 
-def document_bytes(pieces: Iterable[np.ndarray], description: dict) -> Iterator[list[bytes]]:
-    """Yield the bytes of each token in its document, piece by piece.
-
-    Tokens around documents and those of chat templates have none.
-    """
+def document_bytes(ids: np.ndarray, description: dict) -> Iterator[bytes]:
+    """Yield the bytes of each token in its document. Tokens around documents and of templates have none."""
     tokenizer, first = from_json(description), True
     special = (i for name, i in tokenizer.names.items() if name not in tokenizer.added)
     control = {*special, *end_tokens(description), document_start(description)}
     bytes_of = functools.cache(tokenizer.bytes_of)
-    for ids in pieces:
-        found = []
-        for token in ids.tolist():
-            found.append(b"" if token in control else bytes_of(token, first))
-            first = token in control
-        yield found
+    for token in map(int, ids):
+        yield b"" if token in control else bytes_of(token, first)
+        first = token in control

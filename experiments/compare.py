@@ -200,8 +200,7 @@ def text_of(dataset: Dataset) -> bytes:
     if dataset.meta.tokenizer is None:
         raise UserError(f"{dataset.folder}: its tokens are not text: there are no bits per byte to compare")
     tokens = dataset.tokens("val")
-    texts = document_bytes(tokens.read([0], len(tokens)), dataset.meta.tokenizer)
-    return b"".join(raw for found in texts for raw in found)
+    return b"".join(document_bytes(tokens.read([0], len(tokens))[0], dataset.meta.tokenizer))
 
 
 def plan(experiment: Experiment, out: Path) -> int:
