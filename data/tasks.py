@@ -35,6 +35,8 @@ MONTHS = "January February March April May June July August September October No
 DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 LETTERS = list("abcdefghijklmnopqrstuvwxyz" + 3 * "aeio" + 2 * "lnrst")  # about as often as in English
 NUMBERS = {"number": (2, 100), "other": (2, 20), "large": (100, 1000)}  # slots of data/talk.toml
+# Functions of Python's library: first lines of docstrings, as 3.11.7 has them.
+LIBRARY = [*csv.DictReader(Path(__file__).with_name("library.csv").read_text("utf-8").splitlines())]
 TESTED = 0.1  # of the subjects
 
 
@@ -205,15 +207,8 @@ def table(random):
     return f"{rows} {question}", f"Ages: {rows}. {question}", answer
 
 
-@cache
-def documented() -> list[dict[str, str]]:
-    """Return functions of Python's library: first lines of docstrings, as 3.11.7 has them."""
-    with Path(__file__).with_name("library.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def library(random):
-    module, name, said = documented()[random.integers(len(documented()))].values()
+    module, name, said = LIBRARY[random.integers(len(LIBRARY))].values()
     question = one_of(
         random,
         f"Which function of {module} has the docstring: {said}",
