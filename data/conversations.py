@@ -162,7 +162,9 @@ class Renderer:
             spans.append(where)
         control = [i for name, i in tokenizer.names.items() if name not in tokenizer.added or name in own]
         with refusing(*REFUSED):
-            ids, spans = np.concatenate(ids), np.concatenate(spans)  # raises where there is no text
+            if not sum(map(len, ids)):
+                raise ValueError("it writes no token")
+            ids, spans = np.concatenate(ids), np.concatenate(spans)
             for a, b in spans[np.isin(ids, control)]:
                 if any(text[max(a, begin) : min(b, end)].strip() for begin, end in said):
                     raise ValueError(f"what a message says would write its {text[a:b]}")

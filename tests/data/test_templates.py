@@ -3,6 +3,9 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoTokenizer
 
 from common.errors import UserError
@@ -68,9 +71,18 @@ def test_a_template_that_takes_for_ever_does_not_keep_a_server_from_starting():
         "{{ raise_exception('roles must alternate') }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",  # the way out of a template that has no sandbox
         "{% for i in range(10 ** 9) %}{{ i }}{% endfor %}",
+        "{% if true %}{% endif %}",
     ],
 )
 def test_a_template_that_refuses_or_reaches_out_is_an_error_in_a_line(template):
     ours = chat(template)
     with pytest.raises(UserError, match="the chat template refuses it"):
         ours.prompt(MESSAGES)
+
+
+def test_a_template_of_which_the_tokenizer_makes_no_token_is_an_error_in_a_line():
+    words = Tokenizer(WordLevel({"a": 0, "<|endoftext|>": 1}, "a"))
+    words.pre_tokenizer = WhitespaceSplit()
+    ours = Renderer(from_json({"type": "tokenizers", "json": words.to_str()}), "{{ '  ' }}")
+    with pytest.raises(UserError, match="refuses it .it writes no token.: mend or"):
+        ours(MESSAGES)
