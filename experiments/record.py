@@ -6,7 +6,6 @@ import platform
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -205,11 +204,6 @@ def data_mark(dataset: str) -> str | None:
 
 
 def machine() -> dict[str, str]:
-    return about_machine() | {"date": date.today().isoformat()}
-
-
-@cache
-def about_machine() -> dict[str, str]:
     packages = [f"{name} {version(name)}" for name in ("jax", "jaxlib", "equinox", "optax", "numpy")]
     versions = ", ".join([f"Python {platform.python_version()}", *packages])
-    return {"versions": versions, "cpu": describe_cpu()}
+    return {"versions": versions, "cpu": describe_cpu(), "date": date.today().isoformat()}
