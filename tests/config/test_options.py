@@ -1,13 +1,14 @@
 """What `config/options.py` promises: nanoGPT's names and defaults, sources in order, one-line errors."""
 
 import json
+import shlex
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import pytest
 
-from common.command_line import Count, show_help, take_options
+from common.command_line import Count, given, take_options
 from config.options import FIXED, ModelShape, Options, parse_options
 from evaluate import EvaluateOptions
 from experiments.chat import ChatOptions
@@ -305,31 +306,21 @@ def test_a_commands_own_options_are_taken_and_train_pys_are_left():
     assert refusal(take_options, ["--steps", "--loop"], Own) == "--steps needs a value; see --help"
 
 
-@pytest.mark.parametrize("columns", ["1", "100"])  # it ends however narrow the terminal is
-def test_help_lists_every_option_with_its_default_and_meaning(columns, monkeypatch, capsys):
+OTHERS = (ServeOptions, SampleOptions, EvaluateOptions, LaunchOptions, ChatOptions)
+
+
+@pytest.mark.parametrize("cls, columns", [(Options, "1"), *((cls, "100") for cls in (Options, *OTHERS))])
+def test_help_lists_every_option_with_its_default_and_meaning(cls, columns, monkeypatch, capsys):
+    """In terminals of any width. A meaning is a comment at a field's end, and lost if the field has lines."""
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit) as ended:
-        parse_options(["--help"])
+        given(["--help"], cls)
     words = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert not ended.value.code
-    for field in fields(Options):
-        _, found, after = words.partition(f" --{field.name} ")
-        entry = after.partition(" --")[0]
-        assert found, f"{field.name} is not in --help"
-        assert entry.endswith(f"(default: {field.default})") or f"(default: {field.default}) " in entry
-        assert len(entry.partition("(default:")[0].split()) >= 2, f"{field.name} has a type but no meaning"
-
-
-@pytest.mark.parametrize("cls", [ServeOptions, SampleOptions, EvaluateOptions, LaunchOptions, ChatOptions])
-def test_help_says_what_each_option_of_other_commands_means(cls, monkeypatch, capsys):
-    """A meaning is a comment at the field's end: where the field is spread over lines, it is lost."""
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit):
-        show_help(cls)
-    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for field in fields(cls):
-        entry = words.partition(f" --{field.name} ")[2].partition("(default:")[0]
-        assert len(entry.split()) >= 3, f"{field.name} has a type but no meaning"
+        kind_and_meaning, _, after = words.partition(f" --{field.name} ")[2].partition(" (default: ")
+        assert after.startswith(f"{' '.join(shlex.quote(str(field.default)).split())})"), field.name
+        assert len(kind_and_meaning.split()) >= 2, f"{field.name} has a type but no meaning"
 
 
 def test_options_are_read_without_importing_jax_or_numpy():
