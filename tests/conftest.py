@@ -63,9 +63,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
-def no_program_is_left():
+def no_program_and_no_signal_handler_is_left():
+    before = {x: signal.getsignal(x) for x in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)}
     yield
     kill_started()
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 MANY_MAPS = 6_000  # of memory: about a gigabyte of programs

@@ -258,9 +258,8 @@ def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny
 def test_a_terminal_that_closes_leaves_a_checkpoint(tiny, tmp_path):
     terminal, side = os.openpty()
     words = [sys.executable, "train.py", *tiny(tmp_path, max_iters=100_000)]
-    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or the run inherits that of tests under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # or the run inherits that of tests under nohup
     process = subprocess.Popen(words, cwd=ROOT, stdin=side, stdout=side, stderr=side, start_new_session=True)
-    signal.signal(signal.SIGHUP, handler)
     try:
         os.close(side)
         while not newest_checkpoint(tmp_path):
@@ -275,15 +274,12 @@ def test_a_terminal_that_closes_leaves_a_checkpoint(tiny, tmp_path):
 
 @pytest.mark.parametrize("before, status", [(signal.SIG_DFL, 129), (signal.SIG_IGN, 0)])
 def test_under_nohup_a_run_goes_on(before, status):
-    handler = signal.signal(signal.SIGHUP, before)
-    try:
-        with stop_signals() as stop_asked:
-            for _ in range(2):  # as a terminal that closes sends it
-                signal.raise_signal(signal.SIGHUP)
-            assert stop_asked() == status
-        assert signal.getsignal(signal.SIGHUP) == before
-    finally:
-        signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+    with stop_signals() as stop_asked:
+        for _ in range(2):  # as a terminal that closes sends it
+            signal.raise_signal(signal.SIGHUP)
+        assert stop_asked() == status
+    assert signal.getsignal(signal.SIGHUP) == before
 
 
 def test_sigterm_while_only_evaluating_ends_without_a_loss(copied_run, monkeypatch, capfd):
