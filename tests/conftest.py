@@ -121,6 +121,15 @@ def steps_compiled_once():
 
 
 @pytest.fixture
+def jax_is_as_before():
+    before = dict(jax.config.values)
+    yield
+    for name, value in before.items():
+        if jax.config.values[name] != value:
+            jax.config.update(name, value)
+
+
+@pytest.fixture
 def optimized(monkeypatch):
     """Compile as a user's run does: for tests of what the compiler makes of a program."""
     monkeypatch.delenv(QUICK.upper())

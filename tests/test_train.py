@@ -176,19 +176,15 @@ def test_an_epoch_goes_on_with_as_many_rows_a_step(tiny, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("jax_is_as_before")
 def test_under_jaxs_own_variables_a_run_goes_on_to_the_same_bits(copied_run, first_run, tiny):
     for iteration in ("15", "20"):
         shutil.rmtree(copied_run / "checkpoints" / iteration)
     variables = dict(enable_x64=True, disable_jit=True, transfer_guard="disallow", default_prng_impl="rbg")
     variables |= dict(numpy_rank_promotion="raise", numpy_dtype_promotion="strict")
-    before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in variables}
     for name, value in variables.items():
         jax.config.update(f"jax_{name}", value)  # as JAX_ENABLE_X64=1 and the like do
-    try:
-        train.main(tiny(copied_run, init_from="resume", max_iters=20, keep_checkpoints=9, eval_iters=-1))
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+    train.main(tiny(copied_run, init_from="resume", max_iters=20, keep_checkpoints=9, eval_iters=-1))
     assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
 
 

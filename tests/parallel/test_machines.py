@@ -30,12 +30,8 @@ def test_programs_compile_sooner_where_no_gpu_may_run_them(monkeypatch, device, 
     assert ("--xla_backend_optimization_level=1" in os.environ["XLA_FLAGS"]) == sooner
 
 
-def test_a_device_that_is_not_there_is_one_line(tmp_path):
-    before = jax.config.jax_platforms
-    try:
-        said = refusal(train.main, ["--device=tpu", f"--out_dir={tmp_path}"])
-    finally:
-        jax.config.update("jax_platforms", before)
+def test_a_device_that_is_not_there_is_one_line(tmp_path, jax_is_as_before):
+    said = refusal(train.main, ["--device=tpu", f"--out_dir={tmp_path}"])
     assert said.startswith("device=tpu: JAX finds none on this machine; use --device=cpu")
 
 
@@ -64,14 +60,9 @@ def test_deterministic_sets_the_flag_of_gpus_before_jax_starts_and_changes_nothi
 
 
 @pytest.fixture
-def untold():
+def untold(jax_is_as_before):
     """JAX as it starts, told of no folder for what it compiles."""
-    names = ("compilation_cache_dir", "compilation_cache_max_size", "persistent_cache_min_compile_time_secs")
-    before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 def test_compiled_programs_are_kept_for_the_next_start_of_this_user_alone(tmp_path, monkeypatch, untold):
