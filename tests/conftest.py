@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, processors
 
 from data import documents
-from data.tokenizer import JsonTokenizer, end_of_text, from_json
+from data.tokenizer import JsonTokenizer, TiktokenTokenizer, end_of_text, from_json
 from parallel.machines import wait_for_simulated_devices
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
@@ -237,6 +237,21 @@ def tokenizer_json(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
     return path
+
+
+@pytest.fixture
+def byte_pairs(monkeypatch):
+    """The real tiktoken, with an encoding that needs no download: a token per byte, and GPT-2's end."""
+    import tiktoken  # here, because few tests need it
+
+    encoding = tiktoken.Encoding(
+        "gpt2",
+        pat_str=r"\S+|\s+",
+        mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={"<|endoftext|>": 50256, "<|other|>": 50257},
+    )
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
+    return TiktokenTokenizer("gpt2")
 
 
 @pytest.fixture

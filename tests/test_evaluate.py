@@ -24,7 +24,7 @@ from config.options import Options
 from data.dataset import Dataset
 from data.prepare import prepare
 from data.spans import document_bytes
-from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
+from data.tokenizer import CharTokenizer, from_json
 from data.writer import write_dataset, write_text
 from runs.checkpoint import Manifest
 from tests.helpers import FLOAT32_ROUNDING, refusal, save_run
@@ -147,17 +147,10 @@ def test_bits_per_byte_counts_the_bytes_of_characters(result, tmp_path):
     assert found["bits_per_byte"] == pytest.approx(found["loss"] * 49 / math.log(2) / n_bytes)
 
 
-def test_a_character_of_several_tokens_counts_once_and_end_of_text_is_no_text(monkeypatch):
-    encoding = pytest.importorskip("tiktoken").Encoding(
-        "gpt2",  # a token per byte
-        pat_str=r"\S+|\s+",
-        mergeable_ranks={bytes([i]): i for i in range(256)},
-        special_tokens={"<|endoftext|>": 50256},
-    )
-    monkeypatch.setattr("tiktoken.get_encoding", lambda name: encoding)
-    targets = TiktokenTokenizer("gpt2").encode("é€<|endoftext|>😀!")
+def test_a_character_of_several_tokens_counts_once_and_end_of_text_is_no_text(byte_pairs):
+    targets = byte_pairs.encode("é€<|endoftext|>😀!")
     assert len(targets) == 2 + 3 + 1 + 4 + 1
-    found = document_bytes(targets, {"type": "tiktoken", "name": "gpt2"})
+    found = document_bytes(targets, byte_pairs.description)
     assert b"".join(found).decode() == "é€😀!"
 
 
