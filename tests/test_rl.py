@@ -55,10 +55,8 @@ def base(tmp_path_factory):
     data = dict(source=there / "a.jsonl", tokenizer=there / "tokenizer", to=there / "chat", chat=True)
     prepare(words(**data, block_size=96, val_fraction=0.1))
     options = SHAPE | dict(dataset=there / "chat", out_dir=there / "run", batch_size=8, max_iters=80)
-    options |= dict(
-        gradient_accumulation_steps=1, eval_interval=80, eval_iters=2, warmup_iters=5, device="cpu"
-    )
-    train.main(words(**options, learning_rate=1e-2, mesh="data:1"))
+    options |= dict(gradient_accumulation_steps=1, eval_interval=80, eval_iters=2, warmup_iters=5)
+    train.main(words(**options, learning_rate=1e-2, device="cpu", mesh="data:1"))
     return there
 
 
@@ -67,6 +65,11 @@ def learn(base, out, **options) -> int:
     small = dict(batch_size=8, gradient_accumulation_steps=2, group=4, tasks="add,reverse", max_new_tokens=6)
     rates = dict(learning_rate=1e-3, decay_lr=False, max_iters=4, eval_interval=2, tested=3, dtype="float32")
     return rl.main(words(**fixed | small | rates | dict(mesh="data:1", compilation_cache=False) | options))
+
+
+def refused(main, out, **options) -> str:
+    """Return the line with which a command refuses to go on with a run."""
+    return refusal(main, words(out_dir=out, init_from="resume", **options))
 
 
 @jax.jit
@@ -265,8 +268,7 @@ def test_a_damaged_rewards_json_is_one_line(change, says, base, learned, tmp_pat
     saved = json.loads((out / "rewards.json").read_text())
     text = change if isinstance(change, str) else json.dumps(saved | change)
     (out / "rewards.json").write_text(text)
-    again = words(out_dir=out, init_from="resume", reward=saved["reward"], max_iters=5)
-    assert says in refusal(rl.main, again)
+    assert says in refused(rl.main, out, reward=saved["reward"], max_iters=5)
 
 
 def test_a_reward_is_the_same_file_from_any_folder(base, tmp_path, monkeypatch):
@@ -321,9 +323,8 @@ def test_a_folder_runs_no_code_that_the_command_line_does_not_name(base, learned
     saved = json.loads((out / "rewards.json").read_text())
     evil = reward(tmp_path, f"return 0.0\nopen({str(tmp_path / 'ran')!r}, 'w')")
     (out / "rewards.json").write_text(json.dumps(saved | {"reward": evil}))
-    again = words(out_dir=out, init_from="resume", max_iters=5)
-    assert f"to run the code of its reward, give --reward={evil}" in refusal(rl.main, again)
-    assert f"reward=None, but {out}/rewards.json has " in refusal(rl.main, [*again, "--reward=None"])
+    assert f"to run the code of its reward, give --reward={evil}" in refused(rl.main, out, max_iters=5)
+    assert f"reward=None, but {out}/rewards.json has " in refused(rl.main, out, max_iters=5, reward=None)
     assert not (tmp_path / "ran").exists()
 
 
@@ -334,18 +335,12 @@ def test_the_score_is_a_reward_and_no_command_takes_it_for_a_loss(base, learned,
     _, manifest, _ = load_run(str(learned))
     kept = Checkpoints(str(learned)).loss(4)
     assert (manifest.score, kept) == ("reward", pytest.approx(1 - found[-1]["val/reward"]))
-    assert "go on with rl.py, which trained it" in refusal(
-        train.main, words(out_dir=learned, init_from="resume", max_iters=5)
-    )
+    assert "go on with rl.py, which trained it" in refused(train.main, learned, max_iters=5)
     out = shutil.copytree(base / "run", tmp_path / "out")  # of train.py, after one of rewards
     shutil.copy(learned / "rewards.json", out)
     named = json.loads((out / "rewards.json").read_text())["reward"]
-    assert "go on with train.py, which trained it" in refusal(
-        rl.main, words(out_dir=out, init_from="resume", max_iters=5, reward=named)
-    )
-    assert "run/rewards.json: cannot be read (No such file" in refusal(
-        rl.main, words(out_dir=base / "run", init_from="resume", max_iters=5)
-    )
+    assert "go on with train.py, which trained it" in refused(rl.main, out, max_iters=5, reward=named)
+    assert "run/rewards.json: cannot be read (No such file" in refused(rl.main, base / "run", max_iters=5)
 
 
 def test_a_run_whose_start_is_another_now_is_refused(base, learned, tmp_path):
@@ -466,9 +461,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
     )
     assert ours == theirs and any(r["kl"] for r in ours)
     assert rollouts(tmp_path / "once") == rollouts(tmp_path / "twice")
-    assert "tasks=add, but " in refusal(
-        rl.main, words(out_dir=tmp_path / "twice", init_from="resume", tasks="add")
-    )
+    assert "tasks=add, but " in refused(rl.main, tmp_path / "twice", tasks="add")
 
 
 @pytest.mark.parametrize(
