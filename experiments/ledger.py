@@ -92,10 +92,6 @@ def write(path: Path, ledger: list[Receipt]) -> None:
     write_whole(path, "".join(json.dumps(asdict(receipt)) + "\n" for receipt in ledger))
 
 
-def latest_record(ledger: list[Receipt]) -> Receipt:
-    return next(receipt for receipt in reversed(ledger) if receipt.verdict == "record")
-
-
 def differences(receipt: Receipt, text: Literal["val", "hidden"] = "val") -> np.ndarray:
     """Return a try's losses less the record's, seed by seed; NaN where one of both diverged."""
     losses = [[getattr(run, text) for run in runs] for runs in (receipt.ours, receipt.theirs)]

@@ -167,7 +167,7 @@ class Referee:
             base = [full_commit(word) for word in shlex.split(self.race.base)]
             self.add(Receipt(number=0, words=base, why="the base of the race", verdict="record", **about))
         self.move_branch()
-        record = ledger.latest_record(self.receipts)
+        *_, record = (receipt for receipt in self.receipts if receipt.verdict == "record")
         asked, words = words, changed(record.words, [full_commit(word) for word in words])
         self.texts = cut_text(self.race, self.out)
         variants = read_variants({"record": record.words, "try": words}, self.out)
