@@ -215,29 +215,21 @@ def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(first_run, tiny, tmp_p
 @pytest.mark.parametrize("at", [5, *slowly(0, 10)])
 def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny, tmp_path, monkeypatch, at):
     """The run saves what it would have evaluated, and, resumed, evaluates that first: as if never stopped."""
-    evaluations, batches = [], []
+    batches, evaluate = [], NextToken.evaluate
 
-    def make_interrupted(*arguments):
-        evaluate = make_evaluate(*arguments)
+    def interrupted(self, i, state, stop_asked):
+        def count_and_interrupt():
+            batches.append(i)
+            if batches.count(at) == 3:
+                signal.raise_signal(signal.SIGTERM)
+            return stop_asked()
 
-        def interrupted(model, stop_asked):
-            def count_and_interrupt():
-                batches.append(0)
-                if len(evaluations) == 1 + at // 5 and len(batches) == 3:
-                    signal.raise_signal(signal.SIGTERM)
-                return stop_asked()
+        return evaluate(self, i, state, count_and_interrupt)
 
-            evaluations.append(0)
-            batches.clear()
-            return evaluate(model, count_and_interrupt)
-
-        return interrupted
-
-    make_evaluate = train.make_evaluate
     with monkeypatch.context() as patch:
-        patch.setattr(train, "make_evaluate", make_interrupted)
+        patch.setattr(NextToken, "evaluate", interrupted)
         assert train.main(tiny(tmp_path, eval_iters=-1)) == 143
-    assert len(batches) == 3
+    assert batches.count(at) == 3
     assert saved_iterations(tmp_path)[-1] == at and iterations(tmp_path, EVALUATION) == list(range(0, at, 5))
     whole, again = first_run[0], ["--init_from=resume", f"--out_dir={tmp_path}"]
     for max_iters in (at, 10):  # the first resumed run only evaluates; the second must not do so again
@@ -532,20 +524,16 @@ def test_the_best_loss_is_remembered_when_a_run_goes_on(copied_run, tiny):
 def test_the_loss_of_iteration_0_is_remembered_which_no_checkpoint_has(
     tiny, tmp_path, unlike_data, monkeypatch
 ):
-    def stopping(*arguments):
-        def step(state, x, y):
-            if state.step == 2:
-                signal.raise_signal(signal.SIGTERM)
-            return compiled(state, x, y)
+    step = NextToken.step
 
-        compiled = compile_step(*arguments)
-        return step
+    def stopping(self, state, batch):
+        if state.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, state, batch)
 
     changes = dict(always_save_checkpoint=False, dataset=unlike_data)
-    compile_step = train.compile_step
     with monkeypatch.context() as patch:
-        patch.setattr(train, "compile_step", stopping)
-        patch.setattr(train, "reuse_freed_memory", lambda compiled: None)
+        patch.setattr(NextToken, "step", stopping)
         assert train.main(tiny(tmp_path, **changes)) == 143
     assert train.main(tiny(tmp_path, **changes, init_from="resume")) == 0
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10] and saved_iterations(tmp_path) == [3]
