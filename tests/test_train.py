@@ -15,6 +15,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -454,12 +455,8 @@ def test_a_run_that_is_there_is_lost_to_overwrite_alone_if_the_new_one_can_start
     (broken_data / "val.bin").unlink()
     assert "val.bin" in refusal(train.main, tiny(copied_run, overwrite=True, dataset=broken_data))
     assert contents(copied_run) == before
-
-    def too_large(self, state, batch):
-        raise UserError("out of memory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(NextToken, "step", too_large)
+        patch.setattr(NextToken, "step", Mock(side_effect=UserError("out of memory")))
         assert refusal(train.main, tiny(copied_run, overwrite=True, seed=7)) == "out of memory"
     assert contents(copied_run) == before
     train.main(tiny(copied_run, overwrite=True, max_iters=2))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -62,11 +63,7 @@ def test_an_interruption_leaves_nothing_or_the_previous_data_set(tmp_path, monke
     if there:
         write(tmp_path, [0, 1], [1])
     before = contents(tmp_path)
-
-    def fail(number):
-        raise error
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=error))
     with pytest.raises(type(error)):
         write(tmp_path, [1, 1, 1], [0])
     assert contents(tmp_path) == before

@@ -3,6 +3,7 @@
 import os
 import signal
 import textwrap
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,10 +65,7 @@ def test_any_exception_ends_the_script_when_it_has_saved(script, tmp_path, monke
             time.sleep(1)
     """)
 
-    def cancel(number, frame):
-        raise Cancelled
-
-    signal.signal(signal.SIGUSR1, cancel)
+    signal.signal(signal.SIGUSR1, Mock(side_effect=Cancelled))
     with pytest.raises(Cancelled):
         run_command([path])
     assert (tmp_path / "saved").exists() == saves

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import httpx
@@ -340,23 +341,16 @@ def test_it_listens_while_it_compiles_and_requests_wait(char_run, monkeypatch):
 
 
 def test_what_cannot_be_compiled_is_one_line(char_run, monkeypatch):
-    def fail():
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(Engine, "programs", lambda engine: [fail])
+    monkeypatch.setattr(Engine, "programs", lambda engine: [Mock(side_effect=MemoryError("no room"))])
     said = refusal(command.main, [f"--out_dir={char_run}", "--device=cpu", "--port=0"])
     assert said == "the engine cannot start (no room): try fewer --slots"
 
 
 def test_newer_weights_without_room_for_an_engine_end_it_in_a_line(monkeypatch):
     """One cache at a time."""
-
-    def fail(*words):
-        raise MemoryError("no room")
-
     with jax.set_mesh(make_mesh("data:1")):
         worker = Worker(large(TINY), "iter-5", TINY.vocab_size, slots=1, max_waiting=1)
-    monkeypatch.setattr(working, "Engine", fail)
+    monkeypatch.setattr(working, "Engine", Mock(side_effect=MemoryError("no room")))
     worker.compiled = len(worker.engine.programs())
     worker.replace(large(TINY), "iter-10")
     worker.thread.start()
