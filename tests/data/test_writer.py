@@ -71,15 +71,10 @@ def test_an_interruption_leaves_nothing_or_the_previous_data_set(tmp_path, monke
 
 def test_train_bin_is_the_last_to_appear(tmp_path, monkeypatch):
     """The loader takes train.bin for the sign that the rest is there."""
-    seen, rename = [], os.replace
-
-    def watched(source, target):
-        rename(source, target)
-        seen.append(Path(target).name)
-
-    monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(os, "replace", rename := Mock(wraps=os.replace))
     write(tmp_path, [0], [1])
-    assert seen == ["meta.json", "val.bin", "train.bin"]
+    appeared = [Path(call.args[1]).name for call in rename.call_args_list]
+    assert appeared == ["meta.json", "val.bin", "train.bin"]
 
 
 def write_in_parts(folder, ids=IDS):

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -84,15 +85,10 @@ def test_small_and_odd_windows(block_size):
 
 
 def test_past_block_size_one_token_in_half_of_it_costs_a_prefill(gpt2, monkeypatch):
-    chunks, prefill = [], decoding.prefill
-
-    def spied_prefill(decoder, cache, chunk):
-        chunks.append(chunk.tokens.shape[1])
-        return prefill(decoder, cache, chunk)
-
-    monkeypatch.setattr(decoding, "prefill", spied_prefill)
+    monkeypatch.setattr(decoding, "prefill", prefill := Mock(wraps=decoding.prefill))
     generated(gpt2, prompt(1, 3 * S), 3 * S)
-    assert chunks == [S, *6 * [32]]
+    chunks = [call.args[2] for call in prefill.call_args_list]
+    assert [chunk.tokens.shape[1] for chunk in chunks] == [S, *6 * [32]]
 
 
 def test_asking_for_more_tokens_changes_none_of_the_first(gpt2):
