@@ -64,7 +64,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def no_program_and_no_signal_handler_is_left():
-    before = {x: signal.getsignal(x) for x in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)}
+    stops = {signal.SIGTERM, *(getattr(signal, x, signal.SIGTERM) for x in ("SIGHUP", "SIGUSR1"))}  # if there
+    before = {number: signal.getsignal(number) for number in stops}
     yield
     kill_started()
     for number, handler in before.items():
