@@ -33,7 +33,8 @@ def test_a_run_killed_at_random_has_the_same_weights_and_losses(tiny, tmp_path):
     while signals < 20 or status != 0:
         process, number = start("killed"), list(STATUSES)[draw.integers(len(STATUSES))]
         try:
-            process.wait(timeout=draw.uniform(0, 1.1 * whole_time) if signals < 20 else None)
+            # Before that, Python may not have read common/errors.py, and prints a Ctrl-C's traceback itself.
+            process.wait(timeout=draw.uniform(0.3, 1.1 * whole_time) if signals < 20 else None)
         except subprocess.TimeoutExpired:
             process.send_signal(number)
             signals += 1
