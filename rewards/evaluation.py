@@ -17,7 +17,7 @@ from generation.sampling import GREEDY, Settings
 from model import GPT
 from rewards.answers import Sampler
 from rewards.options import RewardOptions
-from rewards.policy import advantages, compiled_log_probabilities, rows_of
+from rewards.policy import advantages, compute_log_probabilities, rows_of
 
 SHOWN = 2  # questions of each task whose answers the page shows, as they are at each evaluation
 
@@ -50,7 +50,7 @@ def rollouts(model: GPT, start: GPT, own: RewardOptions, sampler: Sampler) -> li
     answers = sampler(model, [question for question in shown for _ in range(own.group)], jax.random.key(0))
     above = advantages(np.array([answer.reward for answer in answers]), own.group)
     x, y = rows_of(answers, model.config.block_size)
-    before = np.asarray(compiled_log_probabilities(start, x, y))
+    before = compute_log_probabilities(start, x, y, own.group)
     told = [
         {
             "tokens": answer.tokens.tolist(),

@@ -70,7 +70,14 @@ def log_probabilities(
     return jnp.where(y >= 0, chosen, 0)
 
 
-compiled_log_probabilities = eqx.filter_jit(log_probabilities)
+compiled = eqx.filter_jit(log_probabilities)
+
+
+def compute_log_probabilities(
+    model: GPT, x: Int[np.ndarray, "N T"], y: Int[np.ndarray, "N T"], rows: int
+) -> Float[np.ndarray, "N T"]:
+    """Compute log p of each target, of so many rows at once, since their logits take memory."""
+    return np.concatenate([compiled(model, x[i : i + rows], y[i : i + rows]) for i in range(0, len(x), rows)])
 
 
 def policy_gradient(
@@ -139,7 +146,7 @@ def take_step(
     if own.kl:
         # Both by one program: else rounding would be a reward, of which Adam makes full steps.
         now = limit_vocabulary(for_answers(merge(state.model), options), V)
-        now, before = (compiled_log_probabilities(model, x, y) for model in (now, start))
+        now, before = (compute_log_probabilities(model, x, y, options.batch_size) for model in (now, start))
         apart = np.asarray(now - before, float).sum(-1)
         rewards = rewards - own.kl * apart
         report["kl"] = apart.sum() / len(tokens)  # nats a token

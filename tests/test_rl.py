@@ -155,6 +155,7 @@ def test_an_answer_weighs_as_much_as_its_worth_is_above_its_groups_mean(kl, base
     options = replace(manifest.options, gradient_accumulation_steps=2, batch_size=4)
     step = Mock(side_effect=lambda state, x, *_: (state, {}, np.zeros(x.shape)))
     monkeypatch.setattr(policy, "policy_step", step)
+    monkeypatch.setattr(policy, "compiled", computed := Mock(side_effect=policy.compiled))
     own = RewardOptions(group=4, max_new_tokens=6, kl=kl)
     policy.take_step(SimpleNamespace(model=model), drawn, options, own, sampler.limit(start))
     before = [logprobs_of(start, dict(prompt=a.prompt), dict(tokens=a.tokens)).sum() for a in drawn]
@@ -164,6 +165,7 @@ def test_an_answer_weighs_as_much_as_its_worth_is_above_its_groups_mean(kl, base
     expected = {row.tobytes(): a for row, a in zip(np.hstack(policy.rows_of(drawn, 96)), above, strict=True)}
     found = {row.tobytes(): 8 * 6 * w for row, w in zip(np.hstack([x, y]), weights, strict=True)}
     assert found == pytest.approx(expected, abs=1e-3) and max(abs(above)) > 0.1
+    assert [len(call.args[1]) for call in computed.call_args_list] == 4 * [4] * bool(kl)  # microbatches
 
 
 def reward(folder, code) -> str:
