@@ -300,7 +300,7 @@ def small_talk(random: np.random.Generator) -> list[Exchange]:
     return found
 
 
-def as_typed(random: np.random.Generator, text: str) -> str:
+def as_typed(random: np.random.Generator, text: str, answer: str = "") -> str:
     """Write a text as visitors do: some greet, slip, or leave out a capital or a mark."""
     begin, end, slip, lower, bare = random.random(5)
     if begin < 0.15:
@@ -310,7 +310,7 @@ def as_typed(random: np.random.Generator, text: str) -> str:
         after = one_of(random, "please", "pls", "for me", "lol", "thanks", "now")
         text = f"{text.rstrip('.?!')} {after}"
     first = text.split()[0]
-    if slip < 0.1 and first.isalpha() and len(first) > 3:
+    if slip < 0.1 and first.isalpha() and len(first) > 3 and first.lower() != answer[::-1].lower():
         at = random.integers(1, len(first) - 1)
         text = text[:at] + one_of(random, "", text[at + 1]) + text[at] + text[at + 2 :]
     if lower < 0.3:
@@ -323,7 +323,7 @@ def converse(random: np.random.Generator, drawn: Iterator[Exchange], share: floa
     parts = (
         small_talk(random) if random.random() < share else [next(drawn)] for _ in range(random.integers(1, 4))
     )
-    return [(as_typed(random, said), answer) for part in parts for said, answer in part]
+    return [(as_typed(random, said, answer), answer) for part in parts for said, answer in part]
 
 
 def as_messages(conversation: list[Exchange]) -> list[dict[str, str]]:

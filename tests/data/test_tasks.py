@@ -6,9 +6,10 @@ import re
 from datetime import date, timedelta
 from itertools import islice
 
+import numpy as np
 import pytest
 
-from data.tasks import TASKS, Question, main, mixed, named_tasks, questions, talk
+from data.tasks import TASKS, Question, converse, main, mixed, named_tasks, questions, talk
 from rewards.answers import is_right
 from tests.helpers import ROOT, refusal
 
@@ -138,6 +139,15 @@ def test_talk_comes_between_questions_and_each_exchange_has_both_sides(tmp_path)
     assert talked > 0.4 * len(exchanges)
     assert not any("{" in text for exchange in exchanges for text in exchange)
     assert any(said.islower() and said[-1].isalpha() for said, _ in exchanges)  # as some visitors type
+
+
+def test_no_slip_is_in_the_word_to_reverse():
+    """Which may come first, as in "otpoio backwards": its answer would be wrong."""
+    drawn = ((question.text, question.answer) for question in questions("reverse", "train", 1))
+    random = np.random.default_rng(0)
+    for _ in range(4000):
+        for said, answer in converse(random, drawn, share=0):
+            assert answer[::-1].lower() in said.lower()
 
 
 def test_a_name_is_remembered(tmp_path):
