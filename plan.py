@@ -1,8 +1,8 @@
 """Plan a run for hardware that you do not have: whether it fits, what a step does, what it should cost.
 
-    python plan.py config/train_gpt2.py --on=H100                    one GPU
-    python plan.py config/train_gpt2.py --on=H100:8 --mesh=fsdp:8    eight
-    python plan.py config/train_gpt2.py --on=v5e:4x8                 a slice of a TPU pod
+    python plan.py config/train_gpt2.py --on=H100                         one GPU
+    python plan.py config/train_gpt2.py --on=H100:8 --batch_size=96 --gradient_accumulation_steps=5
+    python plan.py config/quickstart.py --on=v5e:4x4 --mesh=fsdp:16       a slice of a TPU pod
 
 It compiles the step that train.py would run with the device's own compiler, which needs no device. The step
 is not run: its time is that of other people's runs, by their share of the device's peak (docs/planning.md).

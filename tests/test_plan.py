@@ -4,10 +4,13 @@ import re
 from dataclasses import replace
 
 import pytest
+from jax.sharding import AbstractMesh
 
 import plan
-from config.options import Options
+from common.command_line import take_options
+from config.options import Options, parse_options
 from data.dataset import load_meta
+from parallel.mesh import check_fit, parse
 from runs.checkpoint import arrays_by_name
 from runs.metrics import count_parameters, flops_per_token
 from tests.helpers import flags, refusal, run_python
@@ -41,6 +44,17 @@ FLAGS = flags(TINY, vocab_size=512)
 def test_bad_input_is_refused_in_one_line(words, expected, monkeypatch):
     monkeypatch.setattr(plan, "prepare_to_compile", lambda: None)  # which is for a program of its own
     assert refusal(plan.main, [*FLAGS, *words]).startswith(expected)
+
+
+def test_the_examples_of_its_help_can_be_planned():
+    examples = re.findall(r"python plan.py (config.*?)(?:  |$)", plan.__doc__, re.MULTILINE)
+    for example in examples:
+        own, words = take_options(example.split(), plan.PlanOptions)
+        options = parse_options(words)
+        sizes = parse(options.mesh, parse_target(own["on"]).count)
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+        check_fit(mesh, model_config(options, 50304), options.batch_size, options.gradient_accumulation_steps)
+    assert len(examples) == 3
 
 
 def test_a_target_is_a_device_and_how_many():

@@ -122,6 +122,6 @@ def changes_that_save(options: Options, devices: int) -> list[dict[str, Any]]:
     for parts in (2, 4, 8, 16, 32):
         if B % (parts * rows) == 0:
             changes.append(dict(batch_size=B // parts, gradient_accumulation_steps=A * parts))
-    if options.remat == "none":
+    if options.remat != "block":
         changes.append(dict(remat="block"))
     return list(accumulate(changes, operator.or_))

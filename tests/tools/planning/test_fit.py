@@ -28,6 +28,7 @@ def test_what_saves_memory_trains_on_the_same_tokens_per_step():
     quarter = dict(batch_size=1, gradient_accumulation_steps=12)
     assert changes_that_save(options, 1) == [half, quarter, quarter | dict(remat="block")]
     assert changes_that_save(replace(options, batch_size=31, remat="block"), 1) == []
+    assert changes_that_save(replace(options, batch_size=31, remat="dots"), 1) == [dict(remat="block")]
     first, *others = changes_that_save(replace(options, batch_size=32), 8)
     assert first == dict(mesh="fsdp:8")
     assert [x["batch_size"] for x in others] == [16, 8, 8]
