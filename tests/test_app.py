@@ -60,6 +60,7 @@ def no_check(monkeypatch):
     [
         ("--seed=3 --gpu=H1000", "--gpu=H1000: expected one of none, L4, A10,"),
         ("--seed=3 --gpu=H100:9", "--gpu=H100:9: expected"),
+        ("--seed=3 --gpu=A10:5", "--gpu=A10:5: expected"),  # modal.com/docs/guide/gpu
         ("--n_layer=2 --gpu=H100", "that is above --max-dollars=20: give --max-dollars=53"),
         ("--seed=3 --timeout-hours=25", "--timeout_hours is 25: it should be less than or equal to 24"),
         ("--out_dir=/", "out_dir=/: at Modal it is a name in the Volume"),
@@ -80,8 +81,14 @@ def test_a_config_that_would_not_travel_is_refused(no_check, tmp_path):
     (tmp_path / "mine.py").write_text("n_layer = 2\n")
     says = refusal(app.start, [str(tmp_path / "mine.py"), "--run-on-remote"])
     assert "mine.py: Modal gets the project's own files alone: move it to config/" in says
+    elsewhere = str(ROOT / "my_configs" / "a.py")
+    assert f"{elsewhere}: Modal gets" in refusal(rent.at_modal, elsewhere)
     assert rent.at_modal(str(ROOT / "config" / "quickstart.py")) == "/root/config/quickstart.py"
     assert rent.at_modal("--change=a.py") == "--change=a.py"
+
+
+def test_what_programs_read_travels():
+    assert not [path for path in (ROOT / "data").glob("*.*") if rent.STAYS(path.relative_to(ROOT))]
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,10 @@ class LaunchOptions:
 def machine_of(options: LaunchOptions) -> tuple[int, int, float]:
     """Return the cores, the GiB and the most dollars an hour of a machine. Raises UserError."""
     gpu, colon, number = options.gpu.partition(":")
-    if gpu not in GPUS or colon and (gpu == "none" or not re.fullmatch("[1-8]", number)):
-        raise UserError(f"--gpu={options.gpu}: expected one of {', '.join(GPUS)}, or 2 to 8, as in H100:8")
+    most = 4 if gpu == "A10" else 8  # in a machine of Modal's
+    if gpu not in GPUS or colon and (gpu == "none" or not re.fullmatch(f"[1-{most}]", number)):
+        expected = f"expected one of {', '.join(GPUS)}, or 2 to {most}, as in H100:{most}"
+        raise UserError(f"--gpu={options.gpu}: {expected}")
     count = int(number or 1)
     cores = options.cores or 2 * count
     gib = max(16 * count, 2 * cores)

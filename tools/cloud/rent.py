@@ -22,6 +22,7 @@ from tools.cloud import MOUNTED, ROOT, TRAINING, VOLUME, container
 from tools.cloud.options import BURST, LaunchOptions, machine_of, say_price
 from tools.cloud.process import python
 
+STAYS = modal.FilePatternMatcher.from_file(ROOT / ".dockerignore")  # tells which files are not sent
 ENVIRONMENT = {
     "NANOJAXGPT_DATA": f"{MOUNTED}/data",
     "XDG_CACHE_HOME": f"{MOUNTED}/cache",  # for compiled programs, and the hub's files
@@ -68,7 +69,7 @@ def at_modal(word: str) -> str:
     if not word.endswith(".py") or word.startswith("--"):
         return word
     path = Path(word).resolve()
-    if not path.is_relative_to(ROOT):
+    if not path.is_relative_to(ROOT) or STAYS(path.relative_to(ROOT)):
         raise UserError(f"{word}: Modal gets the project's own files alone: move it to config/")
     return f"/root/{path.relative_to(ROOT).as_posix()}"
 
@@ -135,7 +136,6 @@ def outcome(call: modal.FunctionCall) -> int:
 def machine_settings(options: LaunchOptions) -> dict[str, Any]:
     cores, gib, _ = machine_of(options)
     gpu = None if options.gpu == "none" else options.gpu
-    ours = modal.FilePatternMatcher.from_file(ROOT / ".dockerignore")
     # Without its copy of the project, or each change of a file would take a new image.
     software = modal.Image.from_dockerfile(
         ROOT / "Dockerfile", context_dir=ROOT, ignore=lambda path: path != Path("requirements.txt")
@@ -143,7 +143,7 @@ def machine_settings(options: LaunchOptions) -> dict[str, Any]:
     # Else JAX might compute on the CPU of a machine whose GPU it does not find.
     environment = ENVIRONMENT | ({"JAX_PLATFORMS": "cuda,cpu"} if gpu else {})
     return {
-        "image": software.env(environment).add_local_dir(ROOT, "/root", ignore=ours),
+        "image": software.env(environment).add_local_dir(ROOT, "/root", ignore=STAYS),
         "gpu": gpu,
         "cpu": (cores, BURST * cores),
         "memory": (1024 * gib, BURST * 1024 * gib),
