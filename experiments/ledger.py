@@ -17,7 +17,7 @@ import pydantic.dataclasses
 from pydantic import Field
 from scipy import stats
 
-from common.command_line import Fraction, NonNegative, NonNegativeInt, Seed, matching, value_reader
+from common.command_line import Count, Fraction, NonNegative, NonNegativeInt, Seed, matching, value_reader
 from common.files import refusing, write_whole
 from experiments.record import STRICT
 from experiments.report import save_svg
@@ -67,6 +67,7 @@ class Receipt:
     sentence: str = "the base of the race"
     options: dict[str, Any] = Field(default_factory=dict)  # that are not train.py's defaults
     raced: NonNegativeInt = 0  # the number of the record
+    jobs: Count | None = None  # runs at once, which decides a run's threads, and so its bits
     ours: list[Run] = Field(default_factory=list)
     theirs: list[Run] = Field(default_factory=list)  # the record's
     versions: str = ""

@@ -1,7 +1,7 @@
 """The referee: many tries, by people or programs, and a ledger in which a record is a record.
 
     python -m experiments.referee try git:my-idea --why="one line"      races a commit against the record
-    python -m experiments.referee try --qk_norm=True --why="one line"   or the record with other options
+    python -m experiments.referee try --n_head=2 --why="one line"       or the record with other options
     python -m experiments.referee show                                  prints the ledger, and draws it
     python -m experiments.referee show --check --again=3       judges all again; trains a run of try 3 again
 
@@ -17,6 +17,7 @@ import re
 import shlex
 import shutil
 import tomllib
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -120,6 +121,8 @@ def show(referee: "Referee", options: RefereeOptions) -> None:
     shown = ledger.table(receipts)
     write_whole(page, f"# {page.parent.name}\n\n{shown}\n\n![tries]({page.stem}.svg)\n")
     print(shown)
+    with suppress(UserError):  # a clone has the ledger, but not the branch; a shallow one lacks the commit
+        referee.move_branch()
     for receipt in receipts[1:] if options.check else ():
         if wrong := ledger.audit(referee.race, receipt):
             raise UserError(f"{referee.path}: try {receipt.number} is told as {receipt.sentence!r}: {wrong}")
@@ -154,7 +157,6 @@ class Referee:
     def __init__(self, options: RefereeOptions, race: Race):
         self.race, self.jobs, self.out = race, options.jobs, Path(options.out).resolve()
         self.path = Path(options.ledger, "ledger.jsonl").resolve()
-        self.results = self.out / f"results-{options.jobs}"  # as many at once take as long
         self.receipts = ledger.read(self.path)
 
     def attempt(self, words: list[str], why: str) -> Receipt:
@@ -174,7 +176,8 @@ class Referee:
         if variants["try"].mark == variants["record"].mark:
             raise UserError("the record has this program and these options: nothing would change")
         n, raced = len(self.receipts), record.number
-        receipt = Receipt(number=n, raced=raced, words=words, why=why, verdict="none", **about)
+        about |= dict(number=n, raced=raced, words=words, why=why, jobs=self.jobs)
+        receipt = Receipt(verdict="none", **about)
         try:
             check_rules(variants, asked)
             receipt = self.raced(receipt, record, variants)
@@ -188,7 +191,9 @@ class Referee:
         """Have the branch `record` name the latest record's commit, also after a kill."""
         commits = [split_commit(x.words)[0] for x in self.receipts if x.verdict == "record"]
         if git("branch", "--list", "record") and full_hash("refs/heads/record") not in commits:
-            raise UserError("the branch `record` has work of your own: git branch --move record my-idea")
+            holding = git("branch", "--format=%(refname)", "--contains", "refs/heads/record").split()
+            if holding == ["refs/heads/record"]:  # otherwise it may be another ledger's
+                raise UserError("the branch `record` has work of your own: git branch --move record my-idea")
         git("branch", "--force", "record", commits[-1])
 
     def add(self, receipt: Receipt) -> None:
@@ -223,8 +228,9 @@ class Referee:
             run = Run(seed=task.seed, seconds=task.seconds(), val=val, hidden=hidden)
             write_whole(task.kept, json.dumps(asdict(run)))
 
+        results = self.out / f"results-{self.jobs}"  # as many at once take as long
         name, hidden = variant.code.name, (*self.texts.hidden, str(self.path.parent), str(self.out / "runs"))
-        tasks = [WatchedTask(name, variant, seed, self.out, self.results, hidden) for seed in seeds]
+        tasks = [WatchedTask(name, variant, seed, self.out, results, hidden) for seed in seeds]
         due: list[Task] = [task for task in tasks if anew or not task.kept.exists()]
         for task in due:  # a run that goes on would have its last part timed alone
             with locked(str(task.folder)):  # refuses one that still trains, after a kill of its referee
@@ -237,6 +243,7 @@ class Referee:
 
     def again(self, receipt: Receipt) -> str:
         """Train the first run of a try again. Raises UserError if its loss is not the same to the bit."""
+        self.jobs = receipt.jobs or self.jobs
         self.texts, before = cut_text(self.race, self.out), receipt.ours[0]
         variant = Variant(read_variants({"try": receipt.words}, self.out)["try"].code, receipt.options)
         (after,) = self.runs(variant, range(before.seed, before.seed + 1), anew=True)

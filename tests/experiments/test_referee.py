@@ -20,6 +20,10 @@ from tests.helpers import refusal, run_python
 RACE = Race(base="git:main", gain=0.01, seeds=16, error=0.01)
 
 
+def commit_of(clone, branch: str) -> str:
+    return subprocess.check_output(["git", "-C", clone, "rev-parse", branch], text=True).strip()
+
+
 def test_a_try_is_looked_at_after_2_4_8_and_all_seeds():
     for n, looks in {2: [2], 3: [2, 3], 16: [2, 4, 8, 16], 20: [2, 4, 8, 16, 20]}.items():
         assert replace(RACE, seeds=n).looks() == looks
@@ -174,6 +178,24 @@ def test_the_record_is_timed_again_before_a_try_is_refused_for_its_time(
         assert judge.raced(pairs, record, sets).theirs[0].seconds == 70.0
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_branch_record_of_another_ledger_gives_way_and_one_of_the_users_does_not(
+    clone, tmp_path, monkeypatch, elsewhere
+):
+    git(clone, "checkout", "-b", "record")
+    git(clone, "commit", "--allow-empty", "--message=Work")
+    git(clone, "checkout", *(["-b", "idea"] if elsewhere else ["main"]))
+    judge = referee.Referee(referee.RefereeOptions(ledger=str(tmp_path / "mine")), RACE)
+    judge.receipts = [Receipt(number=0, why="", words=[f"git:{commit_of(clone, 'main')}"], verdict="record")]
+    if not elsewhere:
+        assert "has work of your own" in refusal(judge.move_branch)
+        return
+    judge.move_branch()
+    assert (
+        subprocess.check_output(["git", "-C", clone, "rev-parse", "record"], text=True).strip() == main_commit
+    )
+
+
 # From a command to the ledger
 
 
@@ -203,12 +225,14 @@ def test_a_record_is_kept_checked_and_trained_again_and_raced_with_new_seeds(clo
     status, receipt = race("try", "git:idea", "--learning_rate=0.01", "--why=the rate was too low")
     assert status == 0 and receipt.verdict == "record" and "on the hidden text +" in receipt.sentence
     assert receipt.raced == 0 and receipt.ours[0].seed == 1
-    tips = [subprocess.check_output(["git", "-C", clone, "rev-parse", x]) for x in ("record", "idea")]
+    tips = [commit_of(clone, x) for x in ("record", "idea")]
     assert tips[0] == tips[1]
     status, other = race("try", "--learning_rate=1e-5", "--why=lower is better")
     assert status == 1 and other.raced == 1 and other.ours[0].hidden is None
     assert other.ours[0].seed == 1 + len(receipt.ours)
-    assert race("show", "--check", "--again=1")[0] == 0
+    git(clone, "branch", "--delete", "--force", "record")  # a fresh clone has the ledger alone
+    assert race("show", "--check", "--again=1", "--jobs=1")[0] == 0  # by the threads of two jobs, as at first
+    assert commit_of(clone, "record") == tips[0]
     assert "trained again, and equal to the bit" in capfd.readouterr().out
     path = tmp_path / "ledger" / "ledger.jsonl"
     path.write_text(path.read_text().replace("no record: ", "a record: "))
