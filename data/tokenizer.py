@@ -56,6 +56,7 @@ class Uses:
     # Each of them ends what a model writes; the first also ends a document.
     eos_token_id: list[NonNegativeInt] = field(default_factory=list)
     document_start: NonNegativeInt | None = None  # begins a document, as Llama's <s> does
+    conversation_start: NonNegativeInt | None = None  # begins a conversation; None: the model learned none
     special_tokens: dict[TokenName, str] = field(default_factory=dict)  # maps a name to the token's text
     chat_template: str | None = None
     system_message: bool = True  # conversations that were learned have one, as far as is known
@@ -257,7 +258,8 @@ def from_json(description: Any) -> Tokenizer:
         case _:
             raise ValueError(f"unknown tokenizer {spell(description)}")
     uses, V = tokenizer.description.get("uses", {}), tokenizer.vocab_size
-    used = max([0, *uses.get("eos_token_id", []), uses.get("document_start") or 0])
+    starts = (uses.get(name) or 0 for name in ("document_start", "conversation_start"))
+    used = max([0, *uses.get("eos_token_id", []), *starts])
     if used and used >= V:
         raise ValueError(f"token {used} is used, and there are {V} tokens")
     return tokenizer
@@ -369,6 +371,7 @@ def describe(theirs: Any, ends: list[Any]) -> dict[str, Any]:
         "chat_template": template.get("default") if isinstance(template, dict) else template,
     }
     words = json.dumps(sorted(vocabulary.items())).encode()
-    if not library.before and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
+    plain = theirs("a b", add_special_tokens=False).input_ids == [64, 275]  # without a space before it
+    if plain and not library.before and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
         return {"type": "tiktoken", "name": "gpt2", "uses": uses}
     return from_json(library.description | {"uses": uses}).description

@@ -91,6 +91,7 @@ def save(tokenizer: Any, folder: Path) -> None:
         tokenizer_object=tokenizer,
         bos_token=END,
         eos_token=END,
+        model_input_names=["input_ids", "attention_mask"],  # transformers 4 adds token_type_ids
         additional_special_tokens=[TURN, END_OF_TURN],
         chat_template=Path(__file__).with_name("chat.jinja").read_text(),
     )

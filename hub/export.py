@@ -224,6 +224,7 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
         tokenizer_object=library,
         model_max_length=block_size,
         clean_up_tokenization_spaces=False,  # transformers 4 cleans up by default
+        model_input_names=["input_ids", "attention_mask"],  # it adds token_type_ids, which generate refuses
         chat_template=chat_template(tokenizer),
         **end | uses.get("special_tokens", {}),
     ).save_pretrained(folder)

@@ -54,6 +54,25 @@ def test_tokens_of_other_names_are_no_obstacle(tmp_path):
     assert read_tokenizer(tmp_path)["uses"]["special_tokens"].keys() >= {"bos_token", "eos_token"}
 
 
+def test_a_template_that_leaves_the_first_token_out_goes_out_as_it_came_in(tmp_path):
+    """As TinyLlama's: nothing was learned here that a token should begin."""
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}[TURN]{% endfor %}assistant:"
+    save_tokenizer(tmp_path / "in", library_tokenizer(), chat_template=template)
+    write_tokenizer(tmp_path / "out", read_tokenizer(tmp_path / "in"), 64)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.chat_template == template
+    assert theirs.model_input_names == ["input_ids", "attention_mask"]  # transformers 4 would add another
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
+def test_gpt2s_vocabulary_with_a_space_before_each_text_is_no_gpt2(tmp_path):
+    write_tokenizer(tmp_path, load_tokenizer("gpt2").description, 64)
+    config = json.loads((path := tmp_path / "tokenizer_config.json").read_text())
+    path.write_text(json.dumps(config | {"add_prefix_space": True}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).encode("Hello").tolist() == theirs.encode("Hello") == [18435]
+
+
 def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(tmp_path):
     library = library_tokenizer()
     long, short = (library.encode(text, add_special_tokens=False).ids for text in (DOCUMENTS[0], "the"))
