@@ -4,6 +4,7 @@ Names and axes of the tensors are llama.cpp's: https://github.com/ggml-org/ggml/
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +110,24 @@ CHATML = """\
 {{ .Content }}<|im_end|>
 {{ end }}<|im_start|>assistant
 """
+ASKED = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
 
 
 def modelfile(name: str, description: dict | None) -> str:
-    """Return what `ollama create` reads. Ollama knows the templates of others by their text."""
-    uses = (description or {}).get("uses", {})
-    lines = [f"FROM ./{name}.gguf"]
-    if "<|im_start|>" in (uses.get("chat_template") or ""):
+    """Return what `ollama create` reads. Ollama knows many templates of others by their text."""
+    template = (description or {}).get("uses", {}).get("chat_template") or ""
+    lines, asked, is_chatml = [f"FROM ./{name}.gguf"], "", ""
+    if "<|im_start|>" in template:
         chat = Renderer(from_json(description))
-        first = chat.prompt(QUESTION)[0]
-        names = {i: name for name, i in chat.tokenizer.names.items()}
-        begins = names.get(first, "").removeprefix("<|im_start|>")
+        asked, is_chatml, _ = chat.tokenizer.decode(chat.prompt(QUESTION)).partition(ASKED)
+    if is_chatml:
+        begins, _, system = asked.partition("<|im_start|>system\n")  # which the template writes by itself
+        system = system.removesuffix("<|im_end|>\n")
         lines += [f'TEMPLATE """{begins}{CHATML}"""', 'PARAMETER stop "<|im_end|>"']
+        lines += [f'SYSTEM """{system}"""'] if system else []
+    elif template:
+        note = "note: Ollama may not know the chat template: if so, write a TEMPLATE into the Modelfile"
+        print(note, file=sys.stderr)
     return "\n".join(lines) + "\n"
 
 

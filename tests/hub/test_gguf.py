@@ -104,6 +104,18 @@ def test_a_chat_begins_with_the_token_that_its_conversations_began_with(tokenize
     assert theirs.apply_chat_template(messages, **asked) == prompt
 
 
+def test_a_modelfile_prompts_as_the_template_does(tokenizer, capsys):
+    """With the system message that a template writes by itself, or not at all where turns end otherwise."""
+    template = (ROOT / "data/chat.jinja").read_text()
+    by_itself = "{{- '<|im_start|>system\nYou are Q.<|im_end|>\n' -}}"
+    default = template.replace("{{- bos_token or '' -}}", by_itself)
+    said = modelfile("a", Renderer(tokenizer, default).learned().description)
+    assert 'SYSTEM """You are Q."""\n' in said and '"""<|endoftext|>{{ range' in said
+    other = Renderer(tokenizer, template.replace("<|im_end|>", "<|endoftext|>")).learned()
+    assert modelfile("a", other.description) == "FROM ./a.gguf\n"
+    assert "Ollama may not know the chat template" in capsys.readouterr().err
+
+
 def test_a_tokenizer_of_bytes_alone_has_a_merge_that_no_text_needs(tmp_path):
     """llama.cpp's loader says of a file without: cannot find tokenizer merges in model file."""
     save(train(iter(["the fox"]), 259), tmp_path)
