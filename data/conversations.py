@@ -30,7 +30,7 @@ from data.dataset import SPLITS, TextBytes
 from data.documents import in_validation
 from data.sources import Files
 from data.spans import encode_part
-from data.tokenizer import Tokenizer, document_start, end_tokens, from_json
+from data.tokenizer import END_NAMES, Tokenizer, document_start, end_tokens, from_json
 from data.writer import write_dataset
 
 ROOM = 256  # tokens of a long context that stay free for an answer; of a short one, a third
@@ -76,6 +76,8 @@ class Renderer:
     def __init__(self, tokenizer: Tokenizer, template: str | None = None, pretrained: bool = False):
         uses = tokenizer.description.get("uses", {})
         self.template, self.names = template or uses.get("chat_template"), uses.get("special_tokens", {})
+        if tokenizer.description["type"] == "tiktoken":  # as transformers names what GPT-2 has
+            self.names = dict.fromkeys(("bos_token", "eos_token"), END_NAMES[0]) | self.names
         if self.template is None:
             raise UserError(
                 "the tokenizer has no chat template: give data/prepare.py a tokenizer of "
@@ -89,7 +91,7 @@ class Renderer:
         self.tokenizer, self.system_message = tokenizer, uses.get("system_message", True)
         # A run's prompts begin with the token that its conversations began with. Before those of a pretrained
         # model, which learned others, nothing is put but what the template writes.
-        self.learned_start: int | None = None if pretrained else uses.get("document_start")
+        self.learned_start: int | None = None if pretrained else uses.get("conversation_start")
 
     @cached_property
     def start(self) -> int:
@@ -108,7 +110,8 @@ class Renderer:
 
     def learned(self, system_message: bool = True) -> Tokenizer:
         """Return the tokenizer of a run that learns these conversations: it renders others likewise."""
-        own = {"document_start": self.start, "chat_template": self.template, "system_message": system_message}
+        own: dict[str, Any] = dict(document_start=self.start, conversation_start=self.start)
+        own |= dict(special_tokens=self.names, chat_template=self.template, system_message=system_message)
         uses = self.tokenizer.description.get("uses", {}) | own
         return from_json(self.tokenizer.description | {"uses": uses})
 
@@ -212,15 +215,15 @@ class Renderer:
             raise ValueError("it changes what messages say, which could then write its special tokens")
         return places, "".join(own)
 
-    def pieces(self, messages: Messages, longest: int) -> list[Rendered]:
+    def pieces(self, messages: Messages, longest: int) -> tuple[list[Rendered], int]:
         """Cut a conversation after answers into pieces of at most `longest` tokens.
 
         Each begins with the system message. An exchange that is too long for a piece is left out.
         """
         if messages[-1]["role"] == "assistant" and len((whole := self(messages)).ids) <= longest:
-            return [whole]  # as most are: turn by turn, preparing takes 1.6 times as long
+            return [whole], 0  # as most are: turn by turn, preparing takes 1.6 times as long
         system = messages[:1] if messages[0]["role"] == "system" else []
-        done, begun, pieces = [], [], []
+        done, begun, pieces, left_out = [], [], [], 0
         for message in messages[len(system) :]:
             begun.append(message)
             if message["role"] != "assistant":
@@ -233,8 +236,10 @@ class Renderer:
             if len(whole.ids) <= longest:
                 pieces.append(whole)
                 done += begun
+            else:
+                left_out += 1
             begun = []
-        return pieces
+        return pieces, left_out
 
 
 def spells_special(tokenizer: Tokenizer, text: str) -> bool:
@@ -247,17 +252,17 @@ def write_conversations(
 ) -> None:
     """Write the conversations, or the first `limit` of them, packed into rows. Raises UserError."""
     start, row = renderer.start, block_size + 1
-    train, val, count, cut, lost, system_message = [], [], 0, 0, 0, False
+    train, val, count, cut, answers, system_message = [], [], 0, 0, 0, False
     for where, line in islice(lines_of(source), limit):
         with refusing(where, "mend or leave it out", UserError):
             messages = parse(line)
-            pieces = renderer.pieces(messages, row)
+            pieces, left_out = renderer.pieces(messages, row)
         (val if in_validation(line, val_fraction) else train).extend(pieces)
         count += 1
         cut += len(pieces) > 1
-        lost += not pieces
+        answers += left_out
         system_message |= "system" in [message["role"] for message in messages]
-    about = f"{count:,} conversations, {cut:,} of them cut at turns, {lost:,} left out as too long"
+    about = f"{count:,} conversations, {cut:,} of them cut at turns, {answers:,} answers left out as too long"
     if not (train and val):
         advice = f"give more, another --val_fraction, or more than --block_size={block_size}"
         raise UserError(f"{source}: {about}, leave none for training or for validation: {advice}")

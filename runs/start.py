@@ -157,7 +157,7 @@ def going_on(tokenizer: dict | None, meta: Meta) -> dict | None:
     if start != document_start(tokenizer):
         uses = uses | {"document_start": start}
     if meta.row:  # conversations, which the data's template made
-        learned = ("document_start", "chat_template", "system_message")
+        learned = ("document_start", "conversation_start", "chat_template", "system_message")
         uses = uses | {name: meta.tokenizer["uses"][name] for name in learned}
     return tokenizer | {"uses": uses}
 

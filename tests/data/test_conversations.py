@@ -20,6 +20,7 @@ from data.tokenizer import document_start, from_json
 from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
 from data.writer import load_tokenizer
+from hub.export import write_tokenizer
 from tests.helpers import ROOT, refusal
 
 TEMPLATE = (ROOT / "data/chat.jinja").read_text()
@@ -257,6 +258,15 @@ def test_a_token_that_ends_turns_does_not_begin_conversations(tmp_path, folder, 
 
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
+def test_a_template_with_the_names_of_gpt_2s_tokens_makes_a_prompt_as_transformers_does(tmp_path):
+    run = Renderer(load_tokenizer("gpt2"), TEMPLATE.replace("<|im_end|>", "<|endoftext|>")).learned()
+    write_tokenizer(tmp_path, run.description, 64)
+    theirs, messages = transformers.AutoTokenizer.from_pretrained(tmp_path), conversation(0)[:1]
+    asked = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert Renderer(run).prompt(messages).tolist() == asked
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
 def test_gpt_2_learns_by_a_template_of_its_only_end(capsys):
     gpt2 = load_tokenizer("gpt2")
     template = (
@@ -275,8 +285,9 @@ def test_gpt_2_learns_by_a_template_of_its_only_end(capsys):
 @pytest.mark.parametrize("longest", [25, 60, 1000])
 def test_a_long_conversation_is_cut_after_answers_and_each_piece_has_the_system_message(renderer, longest):
     messages = conversation(seed=3, exchanges=9)
-    pieces = [renderer.tokenizer.decode(piece.ids) for piece in renderer.pieces(messages, longest)]
-    assert all(len(piece.ids) <= longest for piece in renderer.pieces(messages, longest))
+    found, left_out = renderer.pieces(messages, longest)
+    pieces = [renderer.tokenizer.decode(piece.ids) for piece in found]
+    assert all(len(piece.ids) <= longest for piece in found)
     head = "<|endoftext|>" + "<|im_start|>system\n" + messages[0]["content"] + "<|im_end|>\n"
     assert all(piece.startswith(head) for piece in pieces)
     turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages[1:]]
@@ -284,6 +295,7 @@ def test_a_long_conversation_is_cut_after_answers_and_each_piece_has_the_system_
     fitting = [e for e in exchanges if len(renderer.tokenizer.encode(head + e)) <= longest]
     assert "".join(piece.removeprefix(head) for piece in pieces) == "".join(fitting)
     assert longest < 1000 or len(pieces) == 1
+    assert left_out == len(exchanges) - len(fitting)
 
 
 def test_rows_hold_each_conversation_whole_and_once(renderer):
@@ -403,7 +415,7 @@ def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
         ("--template=broken.jinja", "the chat template refuses it"),
         ("--template=endless.jinja", "the chat template ends no answer with a token"),
         ("--source=a.txt", "conversations are read from .jsonl"),
-        ("--block_size=3", "20 conversations, 0 of them cut at turns, 20 left out as too long, leave none"),
+        ("--block_size=3", "0 of them cut at turns, 40 answers left out as too long, leave none"),
     ],
 )
 def test_what_does_not_suit_is_one_line(word, says, folder, tmp_path, monkeypatch):

@@ -73,6 +73,7 @@ def html(model: GPT, known: dict[str, Any], tokenizer: Tokenizer, kept: str) -> 
         ],
         "run": False,
         "chat": lacks,
+        "chat_first": chat is not None and chat.learned_start is not None,
         "system": chat is None or chat.system_message,
         "lacks": ["run", "rollouts"],
         "limits": limits(config, MAX_TOKENS),

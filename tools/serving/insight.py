@@ -81,6 +81,9 @@ def model(served: Here) -> dict:  # in a thread, as it renders a chat template
         ],
         "run": served.run is not None,
         "chat": served.chat if isinstance(served.chat, str) else None,  # why there is none
+        # A run's tokenizer may have a template that the run has not learned.
+        "chat_first": not isinstance(served.chat, str)
+        and (served.run is None or served.chat.learned_start is not None),
         "system": isinstance(served.chat, str) or served.chat.system_message,
         "lacks": [] if served.run and (served.run.out_dir / ROLLOUTS).is_file() else ["rollouts"],  # views
         "limits": limits(config, served.max_tokens),

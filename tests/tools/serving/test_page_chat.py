@@ -9,6 +9,7 @@ import pytest
 from data.conversations import Renderer, write_conversations
 from data.dataset import Dataset
 from data.sources import Files
+from data.tokenizer import from_json
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
 from generation.decode import generate
@@ -82,6 +83,15 @@ def test_a_chat_with_a_run_begins_as_in_training(server, renderer):
     _, answer = ask(f"{server[0]}/v1/chat/completions", {"messages": SAID, "max_tokens": 1})
     assert answer["usage"]["prompt_tokens"] == len(begun)
     assert whole.ids[whole.learned][-1] in server[1].ends
+
+
+def test_chats_come_first_only_where_the_run_has_learned_some(server, renderer, monkeypatch):
+    description = renderer.tokenizer.description
+    uses = description["uses"] | {"conversation_start": None}  # as one of data/train_tokenizer.py begins
+    for chat, first in ((renderer, True), (Renderer(from_json(description | {"uses": uses})), False)):
+        monkeypatch.setattr(server[1], "chat", chat)
+        about = ask(f"{server[0]}/inside/model")[1]
+        assert about["chat_first"] is first and about["chat"] is None
 
 
 def test_a_text_is_gone_on_with_by_the_checkpoint_that_is_asked(server, run, renderer):

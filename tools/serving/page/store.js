@@ -114,7 +114,7 @@ export function fromHash(hash) {
     const given = Object.entries(DEFAULTS).map(([name, usual]) => [name, number(name) ?? usual]);
     const layer = number("layer"), one = number("head");
     settings.value = Object.fromEntries(given);
-    view.value = VIEWS.includes(path) ? path : model.value?.chat === null ? "chat" : "write";
+    view.value = VIEWS.includes(path) ? path : model.value?.chat_first ? "chat" : "write";
     head.value = layer === null || one === null ? null : { layer, head: one };
     read.value = number("read");
     checkpoint.value = query.get("checkpoint");
