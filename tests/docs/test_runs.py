@@ -109,8 +109,9 @@ def check(command: str) -> None:
         Options(**given(take_options(words, BESIDE_TRAINING[script])[1], Options))
     else:
         module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-        own = (cls for cls in vars(module).values() if getattr(cls, "program", None) == script)
-        given(words, next(own, PrepareOptions))
+        classes = {name: cls for name, cls in vars(module).items() if name.endswith("Options")}
+        (own,) = classes.keys() - {"Options", "ModelOptions", "PrepareOptions"} or {"PrepareOptions"}
+        given(words, classes.get(own, PrepareOptions))
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=name)
