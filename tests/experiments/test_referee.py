@@ -179,9 +179,7 @@ def test_the_record_is_timed_again_before_a_try_is_refused_for_its_time(
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-def test_a_branch_record_of_another_ledger_gives_way_and_one_of_the_users_does_not(
-    clone, tmp_path, monkeypatch, elsewhere
-):
+def test_another_ledgers_branch_record_gives_way_and_the_users_does_not(clone, tmp_path, elsewhere):
     git(clone, "checkout", "-b", "record")
     git(clone, "commit", "--allow-empty", "--message=Work")
     git(clone, "checkout", *(["-b", "idea"] if elsewhere else ["main"]))
@@ -191,9 +189,7 @@ def test_a_branch_record_of_another_ledger_gives_way_and_one_of_the_users_does_n
         assert "has work of your own" in refusal(judge.move_branch)
         return
     judge.move_branch()
-    assert (
-        subprocess.check_output(["git", "-C", clone, "rev-parse", "record"], text=True).strip() == main_commit
-    )
+    assert commit_of(clone, "record") == commit_of(clone, "main")
 
 
 # From a command to the ledger
