@@ -187,9 +187,9 @@ def rotation(config: GPTConfig, positions: Positions) -> Callable:
 def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> Float[np.ndarray, " half"]:
     """Return the radians per position by which each of the C/2 pairs turns.
 
-    `scaling` is Llama 3's, for longer contexts (arXiv:2407.21783). A pair that turns less than once in 8192
-    tokens, the original context, turns `scaling` times slower. One that turns more than four times stays as
-    it is. Between these, the two are mixed.
+    `scaling` is Llama 3.1's, for longer contexts (meta-llama/llama-models). A pair that turns less than once
+    in 8192 tokens, the original context, turns `scaling` times slower. One that turns more than four times
+    stays as it is. Between these, the two are mixed.
     """
     inv_freq = theta ** (-np.arange(0, head_size, 2) / head_size)
     turns = inv_freq * 8192 / (2 * math.pi)

@@ -61,8 +61,8 @@ def bubble(schedule: Schedule, spans=lockstep, backward: int = BACKWARD) -> floa
     return 1 - work / max(end for _, end in spans(schedule, backward).values())
 
 
-def inputs_held(schedule: Schedule, rank: int, spans=lockstep) -> int:
-    """Return the most inputs that a rank keeps at a time: from a forward's start to its backward's end."""
+def microbatches_held(schedule: Schedule, rank: int, spans=lockstep) -> int:
+    """Return the most microbatches that a rank holds, from a forward's start to its backward's end."""
     own = [(task, span) for task, span in spans(schedule).items() if task.stage % schedule.ranks == rank]
     starts = [start for task, (start, _) in own if task.kind == "fwd"]
     ends = [end for task, (_, end) in own if task.kind == "bwd"]

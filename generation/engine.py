@@ -5,8 +5,8 @@
     for piece in engine.step():                                    until engine.idle
         ...
 
-A slot is a row of the key/value cache. A step prefills a chunk of the first unread prompt, or several short
-prompts, and then draws one token for each sequence whose prompt is read; without unread prompts, up to 32.
+A slot is a row of the key/value cache. A step prefills unread prompts, a chunk's tokens at most, and then
+draws one token for each sequence whose prompt is read; without unread prompts, up to 32.
 A request's tokens are those of `generate` (generation/decode.py), whatever else is in the engine.
 """
 

@@ -4,7 +4,7 @@ The orders are those of parallel/pipeline/schedule.py.
 """
 
 from docs.figures import GREEN, GREY, LIGHT, canvas, save, tile, write
-from docs.timeline import asynchronous, bubble, inputs_held, lockstep, make_schedule
+from docs.timeline import asynchronous, bubble, lockstep, make_schedule, microbatches_held
 
 BLUES = ("#a9c4ea", "#5f8fd0")  # forwards of a rank's first chunk, and of its second
 GREENS = ("#a4d6b6", GREEN)
@@ -31,9 +31,9 @@ def draw_schedule(axes, y: float, name: str, chunks: int, clock, words: str) -> 
     schedule = make_schedule(name, 4, chunks, 8)
     scale = WIDTH / LONGEST / schedule.chunks
     spans = clock(schedule)
-    held = ", ".join(str(inputs_held(schedule, rank, clock)) for rank in range(schedule.ranks))
+    held = ", ".join(str(microbatches_held(schedule, rank, clock)) for rank in range(schedule.ranks))
     write(axes, 0, y + 13, name, align="left", weight="bold")
-    found = f"{words}: idle {bubble(schedule, clock):.0%}, holds {held} inputs"
+    found = f"{words}: idle {bubble(schedule, clock):.0%}, holds {held} microbatches"
     write(axes, 90, y + 13, found, GREY, "left")
     end = max(end for _, end in spans.values()) * scale
     tile(axes, 0, y + TOP, end, ROW * schedule.ranks, LIGHT, alpha=0.3)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from docs.timeline import Classic, bubble, inputs_held, make_schedule
+from docs.timeline import Classic, bubble, make_schedule, microbatches_held
 from parallel.pipeline.schedule import Schedule, Task
 
 SCHEDULES = [
@@ -86,6 +86,6 @@ def test_bubbles_are_those_of_the_papers(R, M):
 
 def test_1f1b_holds_as_much_for_any_number_of_microbatches_and_gpipe_all_of_them():
     for M in (8, 32):
-        assert [inputs_held(Schedule("1f1b", 4, 1, M), rank) for rank in range(4)] == [7, 5, 3, 1]
-        assert [inputs_held(Schedule("gpipe", 4, 1, M), rank) for rank in range(4)] == [M] * 4
+        assert [microbatches_held(Schedule("1f1b", 4, 1, M), rank) for rank in range(4)] == [7, 5, 3, 1]
+        assert [microbatches_held(Schedule("gpipe", 4, 1, M), rank) for rank in range(4)] == [M] * 4
         assert Schedule("1f1b", 4, 1, M).table()[1:] == (5, 1)
