@@ -56,7 +56,7 @@ class Damaged(UserError):
     """A checkpoint is not what was saved; `what` says which and why."""
 
     def __init__(self, checkpoint: Path, why: str):
-        self.what = f"{checkpoint}: the checkpoint is damaged ({why})"
+        self.checkpoint, self.what = checkpoint, f"{checkpoint}: the checkpoint is damaged ({why})"
         super().__init__(f"{self.what}: move this folder away to use the one before")
 
 
@@ -85,11 +85,11 @@ class Manifest:
         for name in FIXED:
             check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
-        ours, theirs = ((x.seed, x.tokens_per_step) for x in (self.options, saved.options))
-        if self.options.sampling == saved.options.sampling == "epoch" and ours != theirs:
+        ours, theirs = ((x.seed, x.sampling, x.tokens_per_step) for x in (self.options, saved.options))
+        if self.options.sampling == "epoch" and (ours != theirs or self.sha256 != saved.sha256):
+            has = f"seed={theirs[0]}, sampling={theirs[1]}, {theirs[2]} tokens a step and its own text"
             raise UserError(  # the iteration would not tell which windows of the epoch are left
-                f"sampling=epoch: the checkpoint {path} has seed={theirs[0]} and {theirs[1]} tokens a step: "
-                "give these, by --batch_size and --gradient_accumulation_steps, or train anew"
+                f"sampling=epoch: {path} has {has}: give these, or start from the run with --init_from"
             )
         if self.score != saved.score:
             trained = {"loss": "train.py", "reward": "rl.py"}[saved.score]
@@ -261,14 +261,13 @@ class Checkpoints:
             for iteration in self.iterations():
                 self.manager.delete(iteration)
 
-    def set_aside(self, iteration: int) -> Path:
-        """Move a damaged checkpoint to `damaged`. Return its new path."""
-        place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
-        with self.working():
-            place.parent.mkdir(exist_ok=True)
-            with suppress(FileNotFoundError):  # another process of this run was faster
-                (self.folder / str(iteration)).rename(place)
-        self.manager.reload()
+    @staticmethod
+    def set_aside(checkpoint: Path) -> Path:
+        """Move a damaged checkpoint to `damaged`. Return its new path. Raises OSError."""
+        place = checkpoint.parent.with_name("damaged") / f"{checkpoint.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        place.parent.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # another process of this run was faster
+            checkpoint.rename(place)
         return place
 
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> None:
