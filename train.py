@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
             print("no checkpoint was saved: the validation loss was never below that of iter 0")
         else:
             print(f"checkpoints: {run.checkpoints.folder}, the last at iter {run.checkpoints.latest()}")
-            print(f"sample from it: python sample.py --out_dir={quote(options.out_dir)}")
+            if manifest.tokenizer is not None:  # else its tokens are not text
+                print(f"sample from it: python sample.py --out_dir={quote(options.out_dir)}")
     return status
 
 

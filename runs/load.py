@@ -46,8 +46,10 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
     """Make the tokenizer of a model of `load_model`. Raises UserError when there is none."""
     if description is not None:
         return from_json(description)
-    place = f"out_dir={out_dir}" if init_from == "resume" else f"init_from={init_from}"
-    raise UserError(f"{place}: its tokens are not text: put the model's tokenizer.json beside its weights")
+    place, advice = f"init_from={init_from}", "put the model's tokenizer.json beside its weights"
+    if init_from == "resume":
+        place, advice = f"out_dir={out_dir}", "train on a data set whose meta.json has a tokenizer"
+    raise UserError(f"{place}: its tokens are not text: {advice}")
 
 
 def load_run(out_dir: str, checkpoint: Checkpoint = "last", merged: bool = True) -> tuple[GPT, Manifest, int]:

@@ -70,6 +70,8 @@ class Metrics:
             keep_records(self.path, start, evaluated)
             if start == 0 and self.wandb is None:
                 Path(options.out_dir, "wandb_id.txt").unlink(missing_ok=True)  # of a run that is overwritten
+            if start == 0 and not evaluated:  # of rl.py's run that is overwritten
+                Path(options.out_dir, "rollouts.jsonl").unlink(missing_ok=True)
             write_whole(Path(options.out_dir, "options.json"), json.dumps(vars(options), indent=1) + "\n")
         self.file = open(self.path, "a", buffering=1)  # flushes each line
         self.shown = -math.inf  # when a line of progress was
@@ -171,7 +173,7 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
     """Raise UserError for a run that has diverged."""
     if not all(map(math.isfinite, values.values())):
         found = ", ".join(f"{name} is {x}" for name, x in values.items())
-        advice = "checkpoints saved before are kept: resume from the last, with a lower learning_rate"
+        advice = "resume from the last checkpoint, or begin anew, with a lower learning_rate"
         raise UserError(f"iter {iteration}: {found}; {advice}")
 
 

@@ -20,7 +20,7 @@ from hub.weights import open_pretrained
 from model import GPTConfig, leaf_name
 from parallel.machines import check_same, on_process_0, shared
 from parallel.mesh import check_fit
-from runs.checkpoint import Checkpoints, Damaged, Manifest, Score, latest_manifest
+from runs.checkpoint import Checkpoints, Damaged, Manifest, Score, checkpoint_folders, latest_manifest
 from runs.load import fingerprint, is_run, lasting, load_base, load_weights
 from runs.metrics import flops_per_token
 from training.compute import choose_how
@@ -54,7 +54,7 @@ class Run:
 def open_run(options: Options) -> Run:
     """Decide whether the run resumes, on which data and model, and how its state is split. Print its size."""
     all_see_it = shared(Path(options.out_dir))
-    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, all_see_it)
+    checkpoints = open_checkpoints(options, all_see_it)
     latest, resuming = checkpoints.latest(), options.init_from in RESUMING
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
@@ -80,6 +80,22 @@ def open_run(options: Options) -> Run:
     text = f"{len(dataset.tokens('train').ids):,} tokens of {options.dataset}"
     print(f"{sum(sizes.values()):,} parameters{adapters} {how}, and {text}")
     return Run(options, checkpoints, resuming, dataset, config, shapes)
+
+
+def open_checkpoints(options: Options, all_see_it: bool) -> Checkpoints:
+    """Open a run's checkpoints. One whose loss is damaged is moved away, as in `newest_valid_state`."""
+    while True:
+        try:
+            checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, all_see_it)
+            for iteration in checkpoints.iterations():
+                checkpoints.loss(iteration)
+            return checkpoints
+        except Damaged as damage:
+            alone = len(checkpoint_folders(options.out_dir)) == 1
+            if options.eval_only or alone or options.init_from not in RESUMING or jax.process_count() > 1:
+                raise
+            place = Checkpoints.set_aside(damage.checkpoint)
+            print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
 
 
 def warn_of_hours(run: Run) -> None:
@@ -143,7 +159,8 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
         except Damaged as damage:
             if run.options.eval_only or len(iterations) == 1:
                 raise
-            place = checkpoints.set_aside(iteration)
+            place = checkpoints.set_aside(path)
+            checkpoints.manager.reload()
             if jax.process_count() > 1:
                 raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
             print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
@@ -165,8 +182,14 @@ def going_on(tokenizer: dict | None, meta: Meta) -> dict | None:
 def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manifest]:
     options = run.options
     if is_run(options.init_from):
-        if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
-            raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
+        name = options.init_from
+        while name and is_run(name):  # adapters go on to need what they were trained beside
+            if Path(name).resolve() == Path(options.out_dir).resolve():
+                needs = "is" if name == options.init_from else f"needs {name}, which is"
+                raise UserError(
+                    f"init_from={options.init_from} {needs} out_dir too: choose another --out_dir"
+                )
+            name = (latest_manifest(name).base or {}).get("init_from")
         start = latest_manifest(options.init_from)
         manifest.check_vocabulary(start, options.init_from)
         tokenizer = start.tokenizer

@@ -45,6 +45,7 @@ from tests.helpers import (
     saved_iterations,
     saved_state,
     slowly,
+    write_tiny_data,
 )
 from tests.pretrained import library_tokenizer
 
@@ -126,9 +127,11 @@ def write_bins(folder: Path, ids: np.ndarray) -> Path:
     return folder
 
 
-def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated(tiny, tmp_path):
+def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated(tiny, tmp_path, capsys):
     data = write_bins(tmp_path / "bins", np.random.default_rng(0).integers(0, 28, 300))
     train.main(tiny(tmp_path / "out", dataset=data, max_iters=1, vocab_size=28))
+    assert "sample.py" not in capsys.readouterr().out  # which has no text to write
+    assert "meta.json has a tokenizer" in refusal(sample.main, [f"--out_dir={tmp_path / 'out'}"])
     model, manifest, _ = load_run(str(tmp_path / "out"))
     assert model.config.vocab_size == manifest.vocab_size == 28
     evaluate.main([f"--out_dir={tmp_path / 'out'}", "--device=cpu", "--mesh=data:1"])
@@ -171,8 +174,10 @@ def test_an_epoch_goes_on_with_as_many_rows_a_step(tiny, tmp_path):
     """With others it would skip windows: batch i has the windows from i times the rows of a step on."""
     train.main(tiny(tmp_path, max_iters=2, sampling="epoch", batch_size=4))
     words = tiny(tmp_path, max_iters=4, sampling="epoch", init_from="resume")
-    for other in ("--batch_size=2", "--seed=2"):
-        assert "32 tokens a step: give these" in refusal(train.main, [*words, other])
+    tokenizer = write_tiny_data(other_text := tmp_path / "data")
+    write_dataset(other_text, ids := np.arange(1000) % 28, ids, tokenizer, "a test")
+    for other in ("--batch_size=2", "--seed=2", f"--dataset={other_text}"):
+        assert "32 tokens a step and its own text: give these" in refusal(train.main, [*words, other])
     train.main([*words, "--batch_size=2", "--gradient_accumulation_steps=2", "--eval_only=True"])
 
 
@@ -364,10 +369,17 @@ def test_resume_refuses_another_model_or_optimizer(copied_run, name, ours, their
 
 
 @pytest.mark.parametrize(
-    "word", ["--lora_targets=c_q", "--rope_theta=5e5", "--virtual_stages=2", "--schedule=wsd"]
+    "word",
+    [
+        "--lora_targets=c_q",
+        "--rope_theta=5e5",
+        "--virtual_stages=2",
+        "--virtual_stages=2 --mesh=stage:1",
+        "--schedule=wsd",
+    ],
 )
 def test_an_option_that_needs_another_is_refused_without_it(tiny, tmp_path, word):
-    words = [*tiny(tmp_path / "out", decay_lr=False), word]
+    words = [*tiny(tmp_path / "out", decay_lr=False), *word.split()]
     assert refusal(train.main, words).startswith(f"{word.partition('=')[0]} is not used without --")
     assert not (tmp_path / "out").exists()
 
@@ -534,6 +546,24 @@ def test_the_loss_of_iteration_0_is_remembered_which_no_checkpoint_has(
         assert train.main(tiny(tmp_path, **changes)) == 143
     assert train.main(tiny(tmp_path, **changes, init_from="resume")) == 0
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10] and saved_iterations(tmp_path) == [3]
+
+
+def test_a_checkpoint_with_a_damaged_loss_is_set_aside_for_the_one_before(
+    copied_run, first_run, tiny, capsys
+):
+    """As a loss of power may leave it: empty."""
+    (copied_run / "checkpoints" / "20" / "metrics" / "metrics").write_text("")
+    (copied_run / "checkpoints" / "10" / "metrics" / "metrics").write_text('{"val_loss": NaN}')
+    train.main(tiny(copied_run, init_from="auto", max_iters=20, keep_checkpoints=9, eval_iters=-1))
+    assert "resuming at iter 15" in capsys.readouterr().out
+    assert len([*(copied_run / "damaged").iterdir()]) == 2
+    assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
+
+
+def test_an_overwritten_run_of_rewards_leaves_no_answers(copied_run, tiny):
+    (copied_run / "rollouts.jsonl").write_text('{"iter": 0}\n')
+    train.main(tiny(copied_run, overwrite=True, max_iters=1))
+    assert not (copied_run / "rollouts.jsonl").exists()
 
 
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run, tiny):

@@ -240,7 +240,9 @@ def test_adapters_of_another_base_or_of_none_are_refused(base_run, lora_run, tmp
     assert saved_iterations(lora) == [5, 10]
 
 
-def test_without_a_base_or_with_another_vocabulary_or_shape_adapters_are_refused(tiny, base_run, tmp_path):
+def test_without_a_base_or_with_another_vocabulary_or_shape_adapters_are_refused(
+    tiny, base_run, lora_run, tmp_path
+):
     other, ids = tmp_path / "other", np.zeros(50, int)
     write_dataset(other, ids, ids, CharTokenizer("abc"), "a test")
     out = tmp_path / "out"
@@ -249,6 +251,10 @@ def test_without_a_base_or_with_another_vocabulary_or_shape_adapters_are_refused
         ([*adapt(tiny, base_run, out), "--n_layer=3"], f"n_layer=3, but {base_run} has n_layer=2"),
         (tiny(out, init_from="auto", lora_rank=2), "lora_rank=2 trains beside the weights of a model, and "),
         (adapt(tiny, base_run, base_run, overwrite=True), f"init_from={base_run} is out_dir too"),
+        (
+            adapt(tiny, lora_run, base_run, overwrite=True),
+            f"{lora_run} needs {base_run}, which is out_dir too",
+        ),
     ):
         assert says in refusal(train.main, words)
     assert not out.exists() and load_run(str(base_run))[2] == 10

@@ -73,6 +73,11 @@ def test_other_schedules_warm_up_and_stay_and_wsd_decays_in_the_last_fifth(sched
     np.testing.assert_allclose(ours, np.interp(steps, *zip(*corners, strict=True)), rtol=0, atol=tolerance)
 
 
+def test_the_longest_warmup_that_is_allowed_warms_up():
+    options = replace(Options(), warmup_iters=2**31 - 1)
+    assert float(learning_rate(options, 0)) == pytest.approx(options.learning_rate / 2**31)
+
+
 # Every kind of parameter there is: biases, norms of queries and keys, and a head of its own.
 EVERYTHING = GPTConfig(
     **dict(block_size=8, vocab_size=11, n_layer=2, n_head=4, n_kv_head=2, n_embd=16),
