@@ -39,6 +39,7 @@ SAME_EVERYWHERE = {
     "jax_transfer_guard": "allow",
     "jax_default_prng_impl": "threefry2x32",
 }
+OF_ONE = ("process_id", "wandb_run_name")  # nanoGPT's configs put the time into the name of process 0's page
 HEARTBEAT = 20  # seconds until JAX gives up on a silent process, and ends the others
 
 
@@ -55,7 +56,7 @@ def on_devices(options: Any) -> Generator[None]:
         choose_device(options.device, getattr(options, "deterministic", False))  # evaluate.py has none
         if jax.process_index() > 0:
             sys.stdout = open(os.devnull, "w")
-        check_same(**{name: value for name, value in vars(options).items() if name != "process_id"})
+        check_same(**{name: value for name, value in vars(options).items() if name not in OF_ONE})
         with jax.set_mesh(make_mesh(options.mesh)):
             yield
     except BaseException as error:

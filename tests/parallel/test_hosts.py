@@ -47,7 +47,8 @@ def where(i: int, port: int) -> list[str]:
 
 def launch_run(command_line: list[str]) -> list[subprocess.Popen]:
     port = free_port()
-    return launch(lambda i: command_line + where(i, port))
+    # A name for W&B may have the time in it, as in nanoGPT's configs.
+    return launch(lambda i: [*command_line, *where(i, port), f"--wandb_run_name=at-{i}"])
 
 
 def ended(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
