@@ -97,8 +97,8 @@ def main(argv: list[str]) -> int:
     """Read the options, and learn. Return the exit status."""
     if "--help" in argv or "-h" in argv:
         print(__doc__)
-    words = take_options(argv, RewardOptions)[1]
-    options = parse_options(words, shape_of_weights, saved_options)
+    own, words = take_options(argv, RewardOptions)
+    options = parse_options(words, shape_of_weights, saved_options, vars(RewardOptions()) | own)
     both = given(argv, RlOptions)  # a config may have both kinds
     values = {name: both[name] for name in option_types(RewardOptions) if name in both}
     typed = take_options(words, Options)[0]  # configs for train.py may have what this does not use

@@ -73,7 +73,7 @@ Address = Annotated[str, matching(r"auto|.+:\d{1,5}", "host:port, or auto")]
 ONLY_CHECK = "NANOJAXGPT_ONLY_CHECK"  # a variable: a command prints the values that it is given, and ends
 
 
-def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
+def given(argv: list[str], cls: type[Any], also: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the checked values that a command line and its config files set, by name. Raises UserError."""
     if "--help" in argv or "-h" in argv:
         show_help(cls)
@@ -85,7 +85,9 @@ def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
         if not word.endswith(".py"):
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
         before = take_options(argv[: argv.index(word)], cls)[0]  # nanoGPT's configs may use these
-        found |= check_values(run_config(word, cls, vars(cls()) | found | before), f"{word}: ", cls)
+        found |= check_values(
+            run_config(word, cls, (also or {}) | vars(cls()) | found | before), f"{word}: ", cls
+        )
     if os.environ.get(ONLY_CHECK):
         print(json.dumps(found | values))
         sys.exit()

@@ -4,6 +4,7 @@ A later source wins: the defaults, nanoGPT's but for SwiGLU (`--mlp=gelu --bias=
 options of the run, or the shape of the weights, that init_from names; config files; the command line.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -160,20 +161,21 @@ def parse_options(
     argv: list[str],
     shape_of: Callable[[str], dict[str, Any]] | None = None,
     saved_options: Callable[[str], Options | None] = lambda out_dir: None,
+    also: dict[str, Any] | None = None,
 ) -> Options:
     """Read the options of a command line. `--help` prints them all and exits. Raises UserError.
 
     `shape_of` returns the options that the weights decide which init_from names, such as gpt2, and
     `saved_options` those that the checkpoints of the run in a folder hold, or None.
     """
-    values = given(argv, Options)
+    values = given(argv, Options, also)
     init_from = values.get("init_from", Options.init_from)
     if init_from in RESUMING:
         if values.get("overwrite"):
             raise UserError(f"overwrite=True starts anew, but init_from={init_from} may go on; drop one")
         saved = saved_options(values.get("out_dir", Options.out_dir))
         if saved is None and (others := without_auto(argv)) != argv:  # begin as these say
-            return parse_options(others, shape_of, saved_options)
+            return parse_options(others, shape_of, saved_options, also)
         return replace(saved or Options(), **{name: getattr(Options, name) for name in NOT_RESUMED} | values)
     if init_from == "scratch":
         return Options(**values)
@@ -195,7 +197,7 @@ def refuse_idle(typed: Iterable[str], options: Options) -> None:
     for needed, is_there, idle in (
         ("lora_rank", options.lora_rank, ("lora_alpha", "lora_targets")),
         ("position=rope", options.position == "rope", ("rope_theta", "rope_scaling")),
-        ("mesh=stage:N", "stage" in options.mesh, ("pipeline_schedule", "virtual_stages")),
+        ("mesh=stage:N", re.search(r"stage:(?!1\b)", options.mesh), ("pipeline_schedule", "virtual_stages")),
         ("decay_lr", options.decay_lr, ("schedule",)),
     ):
         if not is_there:

@@ -509,4 +509,8 @@ def test_a_config_sets_the_options_of_rewards_too(base, tmp_path):
     options = dict(init_from=base / "run", dataset=base / "chat", out_dir=tmp_path / "out", mesh="data:1")
     argv = [str(tmp_path / "mine.py"), *words(**options, batch_size=8, gradient_accumulation_steps=2)]
     assert refusal(rl.main, argv).startswith("--group=3 does not divide the 16 answers")
-    assert rl.main([*argv, "--group=4", "--eval_only=True", "--tested=1", "--tasks=add"]) == 0
+    asked = ["--group=4", "--eval_only=True", "--tested=1", "--tasks=add"]
+    assert rl.main([*argv, *asked]) == 0
+    (tmp_path / "mine.py").write_text("batch_size = 2 * group\n")
+    argv = [*asked, str(tmp_path / "mine.py"), *words(**options, gradient_accumulation_steps=1)]
+    assert rl.main(argv) == 0
