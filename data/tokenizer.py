@@ -371,7 +371,10 @@ def describe(theirs: Any, ends: list[Any]) -> dict[str, Any]:
         "chat_template": template.get("default") if isinstance(template, dict) else template,
     }
     words = json.dumps(sorted(vocabulary.items())).encode()
-    plain = theirs("a b", add_special_tokens=False).input_ids == [64, 275]  # without a space before it
-    if plain and not library.before and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
+    is_gpt2 = not library.before and hashlib.sha256(words).hexdigest() == GPT2_SHA256
+    if is_gpt2 and theirs("a b", add_special_tokens=False).input_ids == [
+        64,
+        275,
+    ]:  # no space before the first
         return {"type": "tiktoken", "name": "gpt2", "uses": uses}
     return from_json(library.description | {"uses": uses}).description
