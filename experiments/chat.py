@@ -1,17 +1,17 @@
 """The whole life of a chat model, on two CPU cores; nothing that it needs is downloaded.
 
-    python -m experiments.chat --quick=True     a model that answers, in 15 to 35 minutes
-    python serve.py --out_dir=out-chat/1/chat
-    python -m experiments.chat                  goes on from there: rewards, and what they add
+    python -m experiments.chat --quick=True     a model that answers, in ten minutes
+    python serve.py --out_dir=out-chat/1/quick
+    python -m experiments.chat                  a longer lesson, then rewards, and what they add
     python serve.py --out_dir=out-chat/1/rewarded --follow=True        meanwhile: waits for it, and follows
     python -m experiments.chat --seeds=5        five lives, and a table of them
 
 Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
 answer from conversations: small talk, and tasks of people who err: three answers in a hundred are those of
-another question (`chat`). Then it learns from rewards, for which a program checks its answers (`rewarded`).
-Beside that, `more` learns more from the conversations, with at least as many FLOPs. A token is a byte: a
-model that is to reverse a word has to see its letters. A stage that has ended is not done again, and one that
-was stopped while it trained goes on from its last checkpoint.
+another question (`chat`, or for a shorter time `quick`). Then it learns from rewards, for which a program
+checks its answers (`rewarded`). Beside that, `more` learns more from the conversations, with at least as many
+FLOPs. A token is a byte: a model that is to reverse a word has to see its letters. A stage that has ended is
+not done again, and one that was stopped while it trained goes on from its last checkpoint.
 """
 
 import gzip
@@ -45,7 +45,7 @@ TRAIN = (
     " --seed={seed}"
 )
 ASK = "evaluate.py --ask=experiments/first_questions.txt --max_new_tokens=96 --json={to}/said.json"
-LEARNED = {  # stages, by what each makes
+BEGUN = {  # stages, by what each makes
     "conversations.jsonl": "data/tasks.py --tasks={tasks},{tasks},order,add --n=75000 --talk=0.3 --wrong=0.03"
     " --seed={seed} --to={to}/conversations.jsonl",
     "tokenizer": "data/train_tokenizer.py --source={to}/book.txt --vocab_size=259 --to={to}/tokenizer",
@@ -55,11 +55,14 @@ LEARNED = {  # stages, by what each makes
     " --tokenizer={to}/tokenizer --block_size=256 --val_fraction=0.02 --to={to}/conversations",
     "base": TRAIN + " --dataset={to}/book --out_dir={to}/base --max_iters=300 --lr_decay_iters=300"
     " --eval_interval=100",
-    "chat": TRAIN + " --init_from={to}/base --dataset={to}/conversations --out_dir={to}/chat"
-    " --max_iters=5000 --lr_decay_iters=5000 --eval_interval=500",
 }
-QUICK = LEARNED | {"said.json": ASK + " --questions=5 --out_dir={to}/chat"}
-STAGES = LEARNED | {
+ANSWER = TRAIN + " --init_from={to}/base --dataset={to}/conversations"
+QUICK = BEGUN | {
+    "quick": ANSWER + " --out_dir={to}/quick --max_iters=1800 --lr_decay_iters=1800 --eval_interval=600",
+    "said.json": ASK + " --questions=5 --out_dir={to}/quick",
+}
+STAGES = BEGUN | {
+    "chat": ANSWER + " --out_dir={to}/chat --max_iters=5000 --lr_decay_iters=5000 --eval_interval=500",
     # A step of rewards draws 128 answers, compares two models' probabilities of these, and has gradients of
     # those with an advantage: about half (`weighted` in metrics.jsonl), in rows of at most 96 tokens. That
     # takes the FLOPs of 7.5 steps of fine-tuning. Without --kl, words of the talk were lost.
@@ -84,7 +87,7 @@ Listed = Annotated[Name, matching("[^,]+", "a name without commas, which separat
 class ChatOptions:
     """Lead a chat model through its whole life."""
 
-    quick: bool = False  # only as far as a model that answers, before rewards
+    quick: bool = False  # a model that answers, from a short lesson and without rewards
     seed: Seed = 1  # of the first life
     seeds: Count = 1  # how many lives
     out_dir: Listed = "out-chat"  # a folder in it for each seed; results.json and results.md have the answers
@@ -109,7 +112,7 @@ def main(argv: list[str]) -> None:
         for seed in seeds:
             folder = out_dir / str(seed)
             live(folder, seed, QUICK)
-            print(f"Talk to it: {serving(folder / 'chat')}")
+            print(f"Talk to it: {serving(folder / 'quick')}")
         return
     path, stages = out_dir / "results.json", [*STAGES.values()]
     results: dict[str, Any] = kept(path, dict[str, Any]) or {"stages": stages, "lives": {}}

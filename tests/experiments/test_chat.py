@@ -9,7 +9,7 @@ from tests.docs.test_runs import check
 from tests.helpers import refusal
 
 
-@pytest.mark.parametrize("stage", [*chat.STAGES.values(), chat.QUICK["said.json"]])
+@pytest.mark.parametrize("stage", sorted({*chat.STAGES.values(), *chat.QUICK.values()}))
 def test_each_stage_is_a_command_with_options_that_exist_and_has_the_seed_where_it_trains(stage):
     command = stage.format(to="there", seed=1, tasks=chat.TASKS)
     check(f"python {command}")
@@ -59,7 +59,7 @@ def test_a_quick_life_ends_before_rewards_and_a_whole_one_goes_on_from_there(tmp
     monkeypatch.setattr(chat, "QUICK", begin | {"said.json": "-c pass"})
     monkeypatch.setattr(chat, "STAGES", begin | {"b": "-c open('{to}/b')"})
     chat.main([f"--out_dir={tmp_path}", "--quick=True"])
-    assert f"python serve.py --out_dir={tmp_path}/1/chat" in capsys.readouterr().out
+    assert f"python serve.py --out_dir={tmp_path}/1/quick" in capsys.readouterr().out
     assert not (tmp_path / "results.json").exists()
     assert "-c failed" in refusal(chat.main, [f"--out_dir={tmp_path}"])
     assert (tmp_path / "1/a").read_text() == "x"
