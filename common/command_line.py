@@ -85,9 +85,8 @@ def given(argv: list[str], cls: type[Any], also: dict[str, Any] | None = None) -
         if not word.endswith(".py"):
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
         before = take_options(argv[: argv.index(word)], cls)[0]  # nanoGPT's configs may use these
-        found |= check_values(
-            run_config(word, cls, (also or {}) | vars(cls()) | found | before), f"{word}: ", cls
-        )
+        known = (also or {}) | vars(cls()) | found | before
+        found |= check_values(run_config(word, cls, known), f"{word}: ", cls)
     if os.environ.get(ONLY_CHECK):
         print(json.dumps(found | values))
         sys.exit()

@@ -309,7 +309,7 @@ def as_typed(random: np.random.Generator, text: str, answer: str = "") -> str:
     if end < 0.1:
         after = one_of(random, "please", "pls", "for me", "lol", "thanks", "now")
         text = f"{text.rstrip('.?!')} {after}"
-    first = text.split()[0]
+    first = text.split()[0]  # a slip in a word to reverse would make its answer wrong
     if slip < 0.1 and first.isalpha() and len(first) > 3 and first.lower() != answer[::-1].lower():
         at = random.integers(1, len(first) - 1)
         text = text[:at] + one_of(random, "", text[at + 1]) + text[at] + text[at + 2 :]

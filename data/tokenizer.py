@@ -372,9 +372,7 @@ def describe(theirs: Any, ends: list[Any]) -> dict[str, Any]:
     }
     words = json.dumps(sorted(vocabulary.items())).encode()
     is_gpt2 = not library.before and hashlib.sha256(words).hexdigest() == GPT2_SHA256
-    if is_gpt2 and theirs("a b", add_special_tokens=False).input_ids == [
-        64,
-        275,
-    ]:  # no space before the first
+    # Settings beside the vocabulary may put a space before the first word.
+    if is_gpt2 and theirs("a b", add_special_tokens=False).input_ids == [64, 275]:
         return {"type": "tiktoken", "name": "gpt2", "uses": uses}
     return from_json(library.description | {"uses": uses}).description
