@@ -182,13 +182,12 @@ def going_on(tokenizer: dict | None, meta: Meta) -> dict | None:
 def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manifest]:
     options = run.options
     if is_run(options.init_from):
-        name = options.init_from
-        while name and is_run(name):  # adapters go on to need what they were trained beside
+        name, needed = options.init_from, []
+        while name and is_run(name) and name not in needed:  # adapters need what they were trained beside
+            needed.append(name)
             if Path(name).resolve() == Path(options.out_dir).resolve():
-                needs = "is" if name == options.init_from else f"needs {name}, which is"
-                raise UserError(
-                    f"init_from={options.init_from} {needs} out_dir too: choose another --out_dir"
-                )
+                what = options.init_from + ("" if len(needed) == 1 else f" needs {name}, which")
+                raise UserError(f"init_from={what} is out_dir too: choose another --out_dir")
             name = (latest_manifest(name).base or {}).get("init_from")
         start = latest_manifest(options.init_from)
         manifest.check_vocabulary(start, options.init_from)
