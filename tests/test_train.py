@@ -25,10 +25,12 @@ import evaluate
 import sample
 import train
 from common.errors import UserError
+from config.options import parse_options
 from data.dataset import Dataset
 from data.tokenizer import CharTokenizer, from_json
 from data.writer import write_dataset
 from experiments.reference import read_options
+from runs import start as starting
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
 from runs.loop import NextToken
@@ -477,6 +479,17 @@ def test_a_run_that_is_there_is_lost_to_overwrite_alone_if_the_new_one_can_start
 
 
 # Evaluation and checkpoints
+
+
+@pytest.mark.parametrize("hours, says", [(2, ""), (4, "note: 10,000 steps may take 4 hours here: config/my")])
+def test_a_run_of_hours_on_a_cpu_says_so_before_it_begins(hours, says, tiny, monkeypatch, capsys):
+    options = parse_options(tiny("out", max_iters=10_000))
+    flops = hours * 3600 * 2 * starting.CPU / (10_000 * options.tokens_per_step)  # a token's, on two cores
+    monkeypatch.setattr(starting, "count_cpus", lambda: 2)
+    monkeypatch.setattr(starting, "flops_per_token", lambda *_: flops)
+    starting.warn_of_hours(Mock(options=options, resuming=False))
+    said = capsys.readouterr().err
+    assert said.startswith(says) and bool(said) == bool(says)
 
 
 def test_eval_only_from_scratch_prints_and_writes_nothing(tiny, tmp_path, capsys):
